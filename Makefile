@@ -1,0 +1,42 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both make their own .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types unit docs bench clean
+
+demo: $(STAMP)
+	$(BIN)/fedipw reproduce --out demo
+	@echo
+	@echo "figure: $(CURDIR)/demo/figure1.png"
+	@echo "page:   $(CURDIR)/demo/index.html"
+
+test: lint types unit docs
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("fedipw needs Python 3.11 or newer, not " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest
+
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs: $(CURDIR)/docs/_build/html/index.html"
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.simulator
+
+clean:
+	rm -rf $(VENV) demo docs/_build

@@ -1,0 +1,1 @@
+"""Federated learning that serves the target population."""

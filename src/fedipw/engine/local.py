@@ -1,0 +1,237 @@
+"""Local SGD of a round's clients, compiled, and the weighted sum of their updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_positive, check_rows
+from fedipw.numerics.compiled import compiled, sigmoid
+from fedipw.numerics.threads import over_ranges
+
+if TYPE_CHECKING:
+    from fedipw.data.clients import ClientData
+    from fedipw.numerics.types import FloatArray, IntArray, LabelArray
+
+_CHUNK = 8  # clients per partial sum; partial sums are added in order, whatever the threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalWork:
+    r"""What each client does in a round.
+
+    .. math:: y_0 = \theta, \quad y_{k} = y_{k-1} - \eta\, g_i(y_{k-1}), \quad
+       \Delta_i = y_{K_i} - \theta \qquad (O2)
+
+    Parameters
+    ----------
+    steps
+        K, the same for all clients unless a round passes its own K_i.
+    step_size
+        Local step :math:`\eta`.
+    batch_size
+        Rows of a stochastic gradient, drawn without replacement, afresh at every step; all rows
+        (the full gradient) if none or if a client has no more.
+    """
+
+    steps: int = 1
+    step_size: float = 0.5
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"Local steps must be at least 1, not {self.steps}.")
+        check_positive(self.step_size, "step_size")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {self.batch_size}.")
+
+
+@compiled
+def _next_random(state: int) -> tuple[int, int]:
+    """Advance a splitmix64 stream: (new state, 64 random bits)."""
+    state = np.uint64(state + np.uint64(0x9E3779B97F4A7C15))
+    z = state
+    z = np.uint64((z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
+    z = np.uint64((z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
+    return state, np.uint64(z ^ (z >> np.uint64(31)))
+
+
+@compiled
+def _client_stream(key: int, client: int) -> int:
+    """Start of a client's own stream in a round: chance does not depend on who else replied."""
+    _, mixed = _next_random(np.uint64(client) ^ np.uint64(0xD1B54A32D192ED03))
+    _, start = _next_random(np.uint64(key) ^ mixed)
+    return start
+
+
+@compiled
+def _draw_rows(state: int, order: IntArray, batch: int) -> int:
+    """Put a random batch without replacement at the front of ``order``; returns the new state."""
+    n = order.size
+    for i in range(batch):
+        state, bits = _next_random(state)
+        # 32 random bits times the range, high half: uneven by less than n / 2**32
+        j = i + np.int64(((bits >> np.uint64(32)) * np.uint64(n - i)) >> np.uint64(32))
+        order[i], order[j] = order[j], order[i]
+    return state
+
+
+@compiled
+def _gradient_step(
+    features: FloatArray,
+    labels: LabelArray,
+    rows: IntArray,
+    y: FloatArray,
+    step: FloatArray,
+    u: FloatArray,
+) -> None:
+    """One SGD step on ``rows``; ``step`` is (step size, l2), ``u`` is working memory."""
+    d, m = features.shape[1], rows.size
+    for i in range(m):
+        x = features[rows[i]]
+        total = y[d]
+        for j in range(d):
+            total += x[j] * y[j]
+        u[i] = total
+    for i in range(m):
+        u[i] = sigmoid(u[i])
+    shrink = 1.0 - step[0] * step[1]
+    for j in range(d + 1):
+        y[j] *= shrink
+    scale = step[0] / m
+    for i in range(m):
+        residual = scale * (labels[rows[i]] - u[i])
+        x = features[rows[i]]
+        for j in range(d):
+            y[j] += residual * x[j]
+        y[d] += residual
+
+
+class _Data(NamedTuple):
+    features: FloatArray
+    labels: LabelArray
+    offsets: IntArray
+
+
+class _Job(NamedTuple):
+    theta: FloatArray
+    step: FloatArray  # step size, l2
+    batch: int  # 0 for the full gradient
+    key: int  # this round's chance
+
+
+@compiled
+def _local_model(data: _Data, job: _Job, client: int, steps: int, y: FloatArray) -> None:
+    """Run one client's local steps; the resulting model is left in ``y``."""
+    y[:] = job.theta
+    first, last = data.offsets[client], data.offsets[client + 1]
+    count = last - first
+    order = np.arange(first, last)
+    used = count if job.batch == 0 or job.batch >= count else job.batch
+    u = np.empty(used)
+    state = _client_stream(job.key, client)
+    for _ in range(steps):
+        if used < count:
+            state = _draw_rows(state, order, used)
+        _gradient_step(data.features, data.labels, order[:used], y, job.step, u)
+
+
+@compiled
+def _partial_sums(
+    data: _Data,
+    job: _Job,
+    clients: IntArray,
+    steps: IntArray,
+    weights: FloatArray,
+    parts: FloatArray,
+    first: int,
+    last: int,
+) -> None:
+    """Fill rows first to last of ``parts`` with the weighted sums of a few clients each."""
+    size = job.theta.size
+    y = np.empty(size)
+    for c in range(first, last):
+        part = parts[c]
+        for i in range(c * _CHUNK, min(clients.size, (c + 1) * _CHUNK)):
+            _local_model(data, job, clients[i], steps[i], y)
+            for j in range(size):
+                part[j] += weights[i] * (y[j] - job.theta[j])
+
+
+@compiled
+def _updates(
+    data: _Data,
+    job: _Job,
+    clients: IntArray,
+    steps: IntArray,
+    out: FloatArray,
+    first: int,
+    last: int,
+) -> None:
+    """Fill rows first to last of ``out`` with one update each."""
+    for i in range(first, last):
+        _local_model(data, job, clients[i], steps[i], out[i])
+        for j in range(job.theta.size):
+            out[i, j] -= job.theta[j]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundWork:
+    """Local training of one round: whose, from which model, with which chance."""
+
+    clients: IntArray  # (m,) positions in the client data
+    theta: FloatArray  # (d + 1,)
+    key: int  # 64 bits; a client's batches depend on it and on the client alone
+    steps: IntArray | None = None  # (m,) local steps K_i where they differ
+
+    def _arguments(
+        self, data: ClientData, work: LocalWork, l2: float
+    ) -> tuple[_Data, _Job, IntArray, IntArray]:
+        if len(self.theta) != data.n_parameters:
+            raise InputError(f"The model has {len(self.theta)} of {data.n_parameters} parameters.")
+        steps = np.full(len(self.clients), work.steps) if self.steps is None else self.steps
+        check_rows(len(self.clients), steps=steps)
+        job = _Job(self.theta, np.array([work.step_size, l2]), work.batch_size or 0, self.key)
+        return _Data(data.features, data.labels, data.offsets), job, self.clients, steps
+
+    def _operations(self, data: ClientData, work: LocalWork, steps: IntArray) -> float:
+        rows = data.counts.mean() if work.batch_size is None else work.batch_size
+        return float(4.0 * steps.sum() * rows * data.n_parameters)
+
+
+def client_updates(data: ClientData, work: LocalWork, l2: float, task: RoundWork) -> FloatArray:
+    """Return each client's update (O2), (m, d + 1)."""
+    arguments = task._arguments(data, work, l2)
+    out = np.empty((len(task.clients), len(task.theta)))
+    operations = task._operations(data, work, arguments[-1])
+    over_ranges(len(out), lambda a, b: _updates(*arguments, out, a, b), work=operations)
+    return out
+
+
+def weighted_update(
+    data: ClientData, work: LocalWork, l2: float, task: RoundWork, weights: FloatArray
+) -> FloatArray:
+    r"""Return the weighted sum of updates without keeping any of them, (d + 1,).
+
+    .. math:: \sum_{i \in S} w_i \Delta_i \qquad (O3)
+
+    >>> from fedipw.data import Testbed
+    >>> data = Testbed(size=4).draw(np.random.default_rng(0)).clients
+    >>> task = RoundWork(clients=np.array([0, 2]), theta=np.zeros(6), key=1)
+    >>> one = client_updates(data, LocalWork(), 0.05, task)
+    >>> total = weighted_update(data, LocalWork(), 0.05, task, np.array([0.25, 0.5]))
+    >>> np.allclose(total, 0.25 * one[0] + 0.5 * one[1])
+    True
+    """
+    check_rows(len(task.clients), weights=weights)
+    arguments = task._arguments(data, work, l2)
+    parts = np.zeros((-(-len(task.clients) // _CHUNK), len(task.theta)))
+    operations = task._operations(data, work, arguments[-1])
+    over_ranges(
+        len(parts), lambda a, b: _partial_sums(*arguments, weights, parts, a, b), work=operations
+    )
+    total: FloatArray = parts.sum(axis=0)
+    return total

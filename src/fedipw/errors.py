@@ -1,0 +1,81 @@
+"""Errors that say what failed, with the numbers, and what to do next."""
+
+from __future__ import annotations
+
+
+class FedIPWError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InputError(FedIPWError, ValueError):
+    """Input that cannot be used as it is; the message names the thing and the remedy."""
+
+
+class SeparationError(FedIPWError, ValueError):
+    """A logistic model without a maximum: some covariates split the two groups exactly.
+
+    Attributes
+    ----------
+    columns
+        Names of the covariates along which the groups part.
+    n_rows
+        Number of rows in the fit.
+    """
+
+    def __init__(self, columns: tuple[str, ...], n_rows: int) -> None:
+        super().__init__(columns, n_rows)
+        self.columns, self.n_rows = columns, n_rows
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(self.columns)} separate(s) selected from non-selected clients in "
+            f"{self.n_rows} rows: probabilities run to 0 or 1 and no weight exists for the clients "
+            "that can never be selected. Drop or coarsen the covariate(s), or add an L2 penalty "
+            "(`NewtonLogistic(l2=...)`) if the split is an accident of a small sample."
+        )
+
+
+class NotConvergedError(FedIPWError, ArithmeticError):
+    """An iteration that stopped before it met its tolerance.
+
+    Attributes
+    ----------
+    iterations
+        Steps taken.
+    gradient_norm, tolerance
+        Where it stood and where it had to get.
+    """
+
+    def __init__(self, iterations: int, gradient_norm: float, tolerance: float) -> None:
+        super().__init__(iterations, gradient_norm, tolerance)
+        self.iterations, self.gradient_norm, self.tolerance = iterations, gradient_norm, tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"Newton stopped after {self.iterations} iterations with gradient norm "
+            f"{self.gradient_norm:.3g}, above {self.tolerance:.3g}. Standardise covariates of very "
+            "different scale, remove collinear ones, or allow more iterations."
+        )
+
+
+class DivergedError(FedIPWError, ArithmeticError):
+    """Training left the finite numbers.
+
+    Attributes
+    ----------
+    method, round
+        Where it happened.
+    largest_weight
+        The largest weight of that round's replies.
+    """
+
+    def __init__(self, method: str, round_: int, largest_weight: float) -> None:
+        super().__init__(method, round_, largest_weight)
+        self.method, self.round, self.largest_weight = method, round_, largest_weight
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} diverged in round {self.round} (largest weight "
+            f"{self.largest_weight:.3g}). Lower the local step size, the number of local steps or "
+            "the server step, trim the weights, or use the Hájek form."
+        )

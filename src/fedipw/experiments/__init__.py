@@ -1,0 +1,1 @@
+"""Scenarios, the paper's figure, and runs from a configuration file."""

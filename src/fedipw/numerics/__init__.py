@@ -1,0 +1,1 @@
+"""Checks at the border, compiled elementary functions and the one Newton iteration."""

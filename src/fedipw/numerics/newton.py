@@ -1,0 +1,164 @@
+"""Newton's method for smooth convex objectives, with a result that tells how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.linalg import eigh
+
+from fedipw.errors import NotConvergedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedipw.numerics.types import FloatArray
+
+
+class Sums(NamedTuple):
+    """Value, gradient (q,) and Hessian (q, q) of an objective at one point."""
+
+    value: float
+    gradient: FloatArray
+    hessian: FloatArray
+
+
+class Status(Enum):
+    """How an iteration ended."""
+
+    CONVERGED = "converged"
+    MAX_ITERATIONS = "iteration limit reached"
+    SINGULAR = "singular Hessian"
+    STALLED = "no step lowers the objective"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NewtonResult:
+    """Where Newton's method stopped and why; ``point`` is a minimiser only if converged.
+
+    ``gradient_norm`` is the norm at the last point where the objective was evaluated. When the
+    iteration ends on ``decrement_tol`` that is the point before the final step, and the final step
+    is taken unchecked (its error is of the order of the decrement squared).
+    """
+
+    point: FloatArray
+    value: float
+    gradient_norm: float
+    hessian: FloatArray
+    iterations: int
+    status: Status
+    tolerance: float
+
+    @property
+    def converged(self) -> bool:
+        """Whether a tolerance was met."""
+        return self.status is Status.CONVERGED
+
+    def checked(self) -> NewtonResult:
+        """Return itself, or raise if it did not converge."""
+        if not self.converged:
+            raise NotConvergedError(self.iterations, self.gradient_norm, self.tolerance)
+        return self
+
+
+def newton_minimum(
+    objective: Callable[[FloatArray], Sums],
+    start: FloatArray,
+    *,
+    gradient_tol: float = 1e-11,
+    decrement_tol: float = 0.0,
+    max_iterations: int = 100,
+) -> NewtonResult:
+    r"""Minimise a convex function by Newton steps with halving.
+
+    .. math:: \beta^{+} = \beta - t H(\beta)^{-1} g(\beta), \qquad
+       \lambda^2 = g' H^{-1} g. \qquad (P2)
+
+    Stops when :math:`|g| \le` ``gradient_tol``, or after the step taken at a point whose Newton
+    decrement :math:`\lambda^2` is at most ``decrement_tol``.
+
+    Parameters
+    ----------
+    objective
+        Value, gradient and Hessian at a point.
+    start
+        First point, shape (q,).
+    gradient_tol, decrement_tol
+        Tolerances; a decrement tolerance of 0 asks for the gradient alone.
+    max_iterations
+        Limit on steps.
+
+    Examples
+    --------
+    >>> quadratic = lambda x: Sums(float((x - 3) @ (x - 3)), 2 * (x - 3), 2 * np.eye(1))
+    >>> newton_minimum(quadratic, np.zeros(1)).point
+    array([3.])
+    """
+    point = np.array(start, dtype=np.float64)
+    at = objective(point)
+    status, iterations = Status.MAX_ITERATIONS, 0
+    norm = float(np.linalg.norm(at.gradient))
+    for iterations in range(max_iterations + 1):
+        norm = float(np.linalg.norm(at.gradient))
+        if norm <= gradient_tol:
+            status = Status.CONVERGED
+            break
+        if iterations == max_iterations:
+            break
+        step = _newton_step(at)
+        if step is None:
+            status = Status.SINGULAR
+            break
+        decrement = float(step @ at.gradient)
+        if decrement <= decrement_tol:
+            point, status = point - step, Status.CONVERGED
+            break
+        moved = _lower(objective, point, at.value, step, decrement)
+        if moved is None:
+            status = Status.STALLED
+            break
+        point, at = moved
+    return NewtonResult(
+        point=point,
+        value=at.value,
+        gradient_norm=norm,
+        hessian=at.hessian,
+        iterations=iterations,
+        status=status,
+        tolerance=gradient_tol,
+    )
+
+
+def _newton_step(at: Sums) -> FloatArray | None:
+    """Return H^-1 g, the least-norm solution where H is singular along g's null directions."""
+    scale = np.sqrt(np.diag(at.hessian))
+    if not np.isfinite(at.hessian).all() or not np.isfinite(at.gradient).all():
+        return None
+    scale = np.where(scale > 0.0, scale, 1.0)
+    scaled, gradient = at.hessian / np.outer(scale, scale), at.gradient / scale
+    values, vectors = eigh(scaled)
+    solid = values > 1e-11 * values[-1]
+    along = vectors.T @ gradient
+    if np.linalg.norm(along[~solid]) > 1e-6 * np.linalg.norm(gradient):
+        return None
+    return vectors[:, solid] @ (along[solid] / values[solid]) / scale
+
+
+def _lower(
+    objective: Callable[[FloatArray], Sums],
+    point: FloatArray,
+    value: float,
+    step: FloatArray,
+    decrement: float,
+) -> tuple[FloatArray, Sums] | None:
+    """Return the first of the halved steps that lowers the objective enough, if any."""
+    slack = 1e-14 * max(1.0, abs(value))  # rounding of the value itself near the minimum
+    for halvings in range(40):
+        scale = 0.5**halvings
+        candidate = point - scale * step
+        at = objective(candidate)
+        if at.value <= value - 1e-4 * scale * decrement + slack:
+            return candidate, at
+    return None

@@ -1,0 +1,49 @@
+"""One number per reply: weights, schemes, and the weigher every engine uses."""
+
+from fedipw.weights.functions import (
+    TrimReport,
+    effective_sample_size,
+    estimated_population_size,
+    hajek_weights,
+    horvitz_thompson_weights,
+    trimmed,
+)
+from fedipw.weights.registry import METHODS, Method, Target, method_named
+from fedipw.weights.rounds import RoundOpening, RoundReplies, RoundWeights
+from fedipw.weights.schemes import (
+    FedAvg,
+    Hajek,
+    HorvitzThompson,
+    ParticipationOnly,
+    SampleHajek,
+    Scheme,
+)
+from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage
+from fedipw.weights.weigher import Weigher
+
+__all__ = [
+    "METHODS",
+    "Collapsed",
+    "FedAvg",
+    "Hajek",
+    "HorvitzThompson",
+    "Known",
+    "Method",
+    "ParticipationOnly",
+    "Propensities",
+    "RoundOpening",
+    "RoundReplies",
+    "RoundWeights",
+    "SampleHajek",
+    "Scheme",
+    "Target",
+    "TrimReport",
+    "TwoStage",
+    "Weigher",
+    "effective_sample_size",
+    "estimated_population_size",
+    "hajek_weights",
+    "horvitz_thompson_weights",
+    "method_named",
+    "trimmed",
+]

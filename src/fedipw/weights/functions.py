@@ -1,0 +1,103 @@
+"""Weights as pure functions of probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_positive, check_probability
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from fedipw.numerics.types import FloatArray
+
+
+def horvitz_thompson_weights(inclusion_prob: ArrayLike, population_size: float) -> FloatArray:
+    r"""Inverse-probability weights of the units in a round, over the population size.
+
+    .. math:: w_i = \frac{1}{N \pi_i}, \quad i \in S. \qquad (W2)
+
+    ``inclusion_prob`` is :math:`\pi_i = P(i \in S)`, enrollment and participation together. The
+    weighted sum is unbiased for the population mean, however small the round; the weights sum to
+    one only on average.
+
+    >>> horvitz_thompson_weights([0.5, 0.25], population_size=10)
+    array([0.2, 0.4])
+    """
+    size = check_positive(population_size, "population_size")
+    return 1.0 / (size * check_probability(inclusion_prob, "inclusion_prob"))
+
+
+def hajek_weights(inclusion_prob: ArrayLike) -> FloatArray:
+    r"""Self-normalised inverse-probability weights of the units in a round.
+
+    .. math:: w_i = \frac{1/\pi_i}{\sum_{j \in S} 1/\pi_j}, \quad i \in S. \qquad (W3)
+
+    Weights sum to one: consistent for the population mean, not unbiased.
+
+    >>> hajek_weights([0.5, 0.25])
+    array([0.33333333, 0.66666667])
+    """
+    return _normalised(1.0 / check_probability(inclusion_prob, "inclusion_prob"))
+
+
+def estimated_population_size(enrollment_prob: ArrayLike) -> float:
+    r"""Population size from the enrolled clients' probabilities, for when N is unknown.
+
+    .. math:: \hat N = \sum_{i \in E} 1/\pi^{enr}_i \qquad (W9)
+
+    >>> estimated_population_size([0.5, 0.25])
+    6.0
+    """
+    return float((1.0 / check_probability(enrollment_prob, "enrollment_prob")).sum())
+
+
+def effective_sample_size(weights: FloatArray) -> float:
+    r"""Kish's effective sample size, :math:`(\sum w)^2 / \sum w^2` (W10).
+
+    >>> effective_sample_size(np.array([1.0, 1.0, 1.0, 1.0]))
+    4.0
+    """
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrimReport:
+    """Trimmed weights and what trimming changed."""
+
+    weights: FloatArray  # (m,)
+    cap: float  # largest weight allowed
+    changed: int  # number of weights cut
+    mass: float  # sum of weight cut off, as a share of the sum before
+
+
+def trimmed(weights: FloatArray, times_mean: float) -> TrimReport:
+    r"""Cut weights at a multiple of their mean and say what was cut.
+
+    .. math:: w_i' = \min(w_i,\; c \bar w) \qquad (W7)
+
+    Trades bias for variance. The cut mass is not spread over the others.
+
+    >>> report = trimmed(np.array([1.0, 1.0, 10.0]), times_mean=2.0)
+    >>> report.weights, report.changed, round(report.mass, 3)
+    (array([1., 1., 8.]), 1, 0.167)
+    """
+    if not times_mean >= 1.0:
+        raise InputError(f"Trimming below the mean weight is not trimming: {times_mean!r} < 1.")
+    cap = float(times_mean * weights.mean())
+    cut = np.minimum(weights, cap)
+    return TrimReport(
+        weights=cut,
+        cap=cap,
+        changed=int((weights > cap).sum()),
+        mass=float(1.0 - cut.sum() / weights.sum()),
+    )
+
+
+def _normalised(raw: FloatArray) -> FloatArray:
+    weights: FloatArray = raw / raw.sum()
+    return weights

@@ -1,0 +1,71 @@
+"""What is known of a round, before it opens, of its replies, and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedipw.errors import InputError
+from fedipw.weights.functions import effective_sample_size
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray, IdArray, IntArray
+    from fedipw.propensity import Source
+    from fedipw.weights.functions import TrimReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundOpening:
+    """What the server knows of its n enrolled clients before a round."""
+
+    index: int  # counted from 1
+    covariates: FloatArray  # (n, q)
+    participation_prob: FloatArray | None = None  # (n,) where known, as in a simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundReplies:
+    """What is known of the clients that replied; row i is one of them."""
+
+    index: int
+    unit_ids: IdArray  # (m,)
+    enrollment_prob: FloatArray  # (m,)
+    participation_prob: FloatArray  # (m,)
+    sample_counts: IntArray  # (m,)
+    source: Source  # where the participation probabilities came from
+
+    def __post_init__(self) -> None:
+        rows = {
+            len(self.unit_ids),
+            len(self.enrollment_prob),
+            len(self.participation_prob),
+            len(self.sample_counts),
+        }
+        if len(rows) != 1:
+            raise InputError(f"round {self.index}: fields disagree on rows: {sorted(rows)}")
+        if rows == {0}:
+            raise InputError(f"round {self.index} is empty: skip it and record it.")
+
+    @property
+    def inclusion_prob(self) -> FloatArray:
+        r"""The product of the two stages, :math:`p = \pi^{enr} \pi^{part}` (S1), (m,)."""
+        return self.enrollment_prob * self.participation_prob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundWeights:
+    """The weights of a round's replies under one scheme, with what trimming did to them."""
+
+    replies: RoundReplies
+    weights: FloatArray  # (m,), 1/N included
+    trimming: TrimReport | None = None
+
+    @property
+    def total(self) -> float:
+        """Sum of weights: 1 on average for Horvitz–Thompson, 1 exactly for Hájek."""
+        return float(self.weights.sum())
+
+    @property
+    def effective_replies(self) -> float:
+        """Effective sample size of the round (W10)."""
+        return effective_sample_size(self.weights)
