@@ -1,4 +1,4 @@
-"""Checkpoints: nested states of arrays and plain values in one file, written whole or not at all."""
+"""Checkpoints: nested arrays and plain values in one file, written whole or not at all."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ class History:
     @property
     def skipped(self) -> BoolArray:
         """Rounds in which nobody replied: the model stayed as it was, (R,)."""
-        return self.replies == 0
+        empty: BoolArray = self.replies == 0
+        return empty
 
     def of(self, method: str) -> FloatArray:
         """Return a method's iterates, (R + 1, d + 1)."""

@@ -50,7 +50,7 @@ class LocalWork:
 
 
 @compiled
-def _next_random(state: int) -> tuple[int, int]:
+def _next_random(state: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Advance a splitmix64 stream: (new state, 64 random bits)."""
     state = np.uint64(state + np.uint64(0x9E3779B97F4A7C15))
     z = state
@@ -60,7 +60,7 @@ def _next_random(state: int) -> tuple[int, int]:
 
 
 @compiled
-def _client_stream(key: int, client: int) -> int:
+def _client_stream(key: int, client: int) -> np.uint64:
     """Start of a client's own stream in a round: chance does not depend on who else replied."""
     _, mixed = _next_random(np.uint64(client) ^ np.uint64(0xD1B54A32D192ED03))
     _, start = _next_random(np.uint64(key) ^ mixed)
@@ -68,7 +68,7 @@ def _client_stream(key: int, client: int) -> int:
 
 
 @compiled
-def _draw_rows(state: int, order: IntArray, batch: int) -> int:
+def _draw_rows(state: np.uint64, order: IntArray, batch: int) -> np.uint64:
     """Put a random batch without replacement at the front of ``order``; returns the new state."""
     n = order.size
     for i in range(batch):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,14 @@ class Scenario:
             streams.training,
             limits_from=self.rounds // 2 + 1 if limits else None,
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting as plain values, for records and fingerprints."""
+        named = {**asdict(self), "participation_kind": type(self.participation).__name__}
+        plain: dict[str, Any] = json.loads(
+            json.dumps(named, sort_keys=True, default=lambda v: getattr(v, "value", str(v)))
+        )
+        return plain
 
     def objective(self, federation: Federation) -> FederatedLogistic:
         """Return the target objective F of the drawn population."""

@@ -17,7 +17,7 @@ _BLOCK = 256
 
 @compiled
 def _transposed(features: FloatArray, start: int, stop: int, out: FloatArray) -> None:
-    """Copy rows start to stop into the columns of ``out`` (d, block), so that loops run along rows."""
+    """Copy rows start to stop into columns of ``out`` (d, block), so that loops run along rows."""
     for i in range(start, stop):
         for j in range(features.shape[1]):
             out[j, i - start] = features[i, j]

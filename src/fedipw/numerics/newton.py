@@ -143,7 +143,8 @@ def _newton_step(at: Sums) -> FloatArray | None:
     along = vectors.T @ gradient
     if np.linalg.norm(along[~solid]) > 1e-6 * np.linalg.norm(gradient):
         return None
-    return vectors[:, solid] @ (along[solid] / values[solid]) / scale
+    step: FloatArray = vectors[:, solid] @ (along[solid] / values[solid]) / scale
+    return step
 
 
 def _lower(

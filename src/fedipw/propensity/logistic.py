@@ -61,7 +61,7 @@ class NewtonLogistic(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = False
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> Self:
         """Fit to ``X`` (n, q) and two-valued ``y`` (n,)."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         self.classes_, labels = binary_labels(y)
@@ -76,7 +76,9 @@ class NewtonLogistic(ClassifierMixin, BaseEstimator):
             raise InputError(f"Every row with weight is of one class, {self.classes_[labels[0]]}.")
         centre, scale = _location_scale(X)
         standard = np.ascontiguousarray((X - centre) / scale)
-        kept = independent_columns(standard) if self.l2 == 0.0 else np.ones(X.shape[1], bool)
+        kept = (
+            independent_columns(standard) if self.l2 == 0.0 else np.ones(X.shape[1], dtype=np.bool_)
+        )
         used = np.ascontiguousarray(standard[:, kept])
         result = _fitted(used, labels, weight, self.l2 / scale[kept] ** 2, self.max_iter)
         coef = np.zeros(X.shape[1])
@@ -93,19 +95,19 @@ class NewtonLogistic(ClassifierMixin, BaseEstimator):
         _warn_unless_fine(self.separation_, result)
         return self
 
-    def decision_function(self, X: ArrayLike) -> FloatArray:
+    def decision_function(self, X: Any) -> FloatArray:
         """Return the log odds of the second class, (n,)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         scores: FloatArray = X @ self.coef_[0] + self.intercept_[0]
         return scores
 
-    def predict_proba(self, X: ArrayLike) -> FloatArray:
+    def predict_proba(self, X: Any) -> FloatArray:
         """Return the probabilities of both classes, (n, 2)."""
         log_odds = self.decision_function(X)
         return np.column_stack([expit(-log_odds), expit(log_odds)])
 
-    def predict(self, X: ArrayLike) -> Any:
+    def predict(self, X: Any) -> Any:
         """Return the likelier class, (n,)."""
         log_odds = self.decision_function(X)
         return self.classes_[(log_odds > 0).astype(int)]
@@ -151,7 +153,7 @@ def separating_columns(X: FloatArray, labels: LabelArray) -> tuple[int, ...]:
     """
     signed = (2.0 * labels - 1.0)[:, None] * np.column_stack([X, np.ones(len(X))])
     found = linprog(-signed.mean(axis=0), A_ub=-signed, b_ub=np.zeros(len(X)), bounds=(-1.0, 1.0))
-    if found.x is None or -found.fun <= 1e-9:
+    if found.x is None or found.fun is None or found.fun >= -1e-9:
         return ()
     return tuple(int(j) for j in np.flatnonzero(np.abs(found.x[:-1]) > 1e-7))
 

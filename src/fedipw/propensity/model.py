@@ -46,7 +46,7 @@ class PropensityModel(ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = False
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Fit to ``X`` (n, q) and two-valued ``y`` (n,)."""
         X, y = validate_data(self, X, y)
         binary_labels(y)
@@ -55,14 +55,14 @@ class PropensityModel(ClassifierMixin, BaseEstimator):
         self.classes_ = self.classifier_.classes_
         return self
 
-    def predict_proba(self, X: ArrayLike) -> FloatArray:
+    def predict_proba(self, X: Any) -> FloatArray:
         """Return the probabilities of both classes, (n, 2)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False)
         prob: FloatArray = self.classifier_.predict_proba(X)
         return prob
 
-    def predict(self, X: ArrayLike) -> Any:
+    def predict(self, X: Any) -> Any:
         """Return the likelier class, (n,)."""
         return self.classes_[self.predict_proba(X).argmax(axis=1)]
 

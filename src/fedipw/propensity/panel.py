@@ -68,6 +68,10 @@ class Panel:
         loss, largest = float(out.scalars[:, 0].sum()), float(out.scalars[:, 1].max())
         return Sums(loss / rows, gradient / rows, hessian / rows), largest
 
+    def last_round(self) -> Panel:
+        """Return the panel of the last round alone."""
+        return Panel(static=self.static, varying=self.varying[-1:], replied=self.replied[-1:])
+
     def fit(self, start: FloatArray) -> PanelFit:
         """Return the maximum-likelihood coefficients, from a start that may be a former fit."""
         largest = 0.0

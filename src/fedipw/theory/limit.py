@@ -38,7 +38,7 @@ class LimitWeights:
 
     def add(self, scheme: Scheme, units: RoundReplies, participation_prob: FloatArray) -> None:
         """Add a round: all N units as the scheme sees them, and their true participation, (N,)."""
-        for row, stage in enumerate((self._enrolled, self._enrollment_prob)):
+        for row, stage in enumerate((self._enrolled.astype(np.float64), self._enrollment_prob)):
             self._sums[row] += expected_weights(scheme, units, stage * participation_prob)
         self._rounds += 1
 

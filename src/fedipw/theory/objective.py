@@ -82,7 +82,7 @@ class FederatedLogistic:
     def losses(self, thetas: FloatArray) -> FloatArray:
         """Return the value at each row of ``thetas`` (T, d + 1), in one pass over the data."""
         thetas = np.atleast_2d(thetas)
-        total = 0.5 * self.l2 * np.einsum("td,td->t", thetas, thetas)
+        total: FloatArray = 0.5 * self.l2 * np.einsum("td,td->t", thetas, thetas)
         for rows, weight in self._chunks():
             total = total + logistic_losses(
                 self.clients.features[rows], self.clients.labels[rows], weight, thetas

@@ -1,0 +1,137 @@
+"""Commands and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedipw.errors import FedIPWError
+from fedipw.experiments.config import scenario_from
+from fedipw.experiments.figure1 import FigureSettings, reproduce
+from fedipw.experiments.simulate import simulate
+from fedipw.report.page import number
+from fedipw.report.style import look_of
+
+BAD_INPUT = 2
+
+app = typer.Typer(
+    name="fedipw",
+    help="Federated learning that serves the target population.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out, _err = Console(), Console(stderr=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Federated learning that serves the target population."""
+
+
+@app.command("reproduce")
+def _reproduce(
+    out: Annotated[Path, typer.Option(help="Directory for figure, tables and page.")] = Path(
+        "figure1"
+    ),
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 600,
+    panels: Annotated[str, typer.Option(help="Panels to make, of A and B.")] = "AB",
+    workers: Annotated[int, typer.Option(help="Processes.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Make the paper's Figure 1: learning under two-stage selection.
+
+    Writes figure1.png, figure1.svg, results.csv, summary.csv, errors.csv, manifest.json and
+    index.html.
+
+    Example: fedipw reproduce --out demo --seeds 10
+    """
+    settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
+    with _progress("runs") as step:
+        summary = reproduce(out, settings, step)
+    if as_json:
+        typer.echo(json.dumps(summary.to_dicts()))
+    else:
+        _print_figure(summary)
+        _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
+
+
+@app.command("simulate")
+def _simulate(
+    config: Annotated[Path, typer.Argument(help="Scenario, a TOML file.")],
+    out: Annotated[Path, typer.Option(help="Directory for history, summary and page.")] = Path(
+        "run"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run one scenario: any population, selection and set of methods.
+
+    Writes history.parquet, summary.json, checkpoint/ and index.html.
+
+    Example: fedipw simulate scenario.toml --out run
+    """
+    scenario = scenario_from(config)
+    with _progress("rounds") as step:
+        summary = simulate(scenario, out, resume=resume, progress=step)
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    table = Table("method", "excess loss", "optimisation", "lottery", "bias", "tail average")
+    for name, row in summary["methods"].items():
+        parts = row.get("errors", {})
+        cells = [parts.get(k) for k in ("optimisation", "lottery", "bias")]
+        values = [row["excess_loss"], *cells, row["tail_average_excess_loss"]]
+        table.add_row(look_of(name).label, *(number(v) for v in values))
+    _out.print(table)
+    _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that moves a bar on the terminal's error stream."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def step(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield step
+
+
+def _print_figure(summary: pl.DataFrame) -> None:
+    last = summary.group_by("panel", "method", maintain_order=True).agg(pl.all().last())
+    table = Table("panel", "method", "at", "excess loss", "sd over seeds")
+    names = {"A": "round {:g}", "B": "strength {:g}"}
+    part_b = summary.filter(pl.col("panel") == "B")
+    shown = pl.concat([last.filter(pl.col("panel") == "A"), part_b.select(last.columns)])
+    for row in shown.iter_rows(named=True):
+        table.add_row(
+            row["panel"],
+            look_of(row["method"]).label,
+            names[row["panel"]].format(row["x"]),
+            number(row["mean"]),
+            number(row["sd"]),
+        )
+    _out.print(table)
+
+
+def main() -> None:
+    """Run the command line; bad input ends in exit code 2 with a message, never a traceback."""
+    try:
+        app()
+    except FedIPWError as error:
+        _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(BAD_INPUT)

@@ -1,0 +1,127 @@
+"""Scenarios from TOML: every key is checked, and a wrong one is named."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from fedipw.data.mechanisms import (
+    DailyParticipation,
+    DataAvailability,
+    LogisticEnrollment,
+    MarkovAvailability,
+    ParticipationMechanism,
+    TraceAvailability,
+)
+from fedipw.data.testbed import Testbed
+from fedipw.errors import InputError
+from fedipw.experiments.scenario import (
+    PAPER_METHODS,
+    PropensitySettings,
+    Scenario,
+    TrainingSettings,
+)
+from fedipw.weights import Target
+
+T = TypeVar("T")
+
+PARTICIPATION: Mapping[str, type] = {
+    "daily": DailyParticipation,
+    "markov": MarkovAvailability,
+    "data": DataAvailability,
+    "trace": TraceAvailability,
+}
+_SECTIONS: Mapping[str, type] = {
+    "population": Testbed,
+    "enrollment": LogisticEnrollment,
+    "training": TrainingSettings,
+    "propensity": PropensitySettings,
+}
+_TOP: Mapping[str, Any] = {
+    "seed": int,
+    "rounds": int,
+    "methods": tuple[str, ...],
+    "target": Target,
+    "trim": float | None,
+}
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def scenario_from(path: Path) -> Scenario:
+    """Return the scenario a TOML file describes; what it leaves out keeps its default."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"No configuration file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is not readable TOML: {error}.") from error
+    return scenario_of(table, path)
+
+
+def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
+    """Return the scenario of a parsed table; ``path`` is for messages and relative files."""
+    known = (*_TOP, *_SECTIONS, "participation")
+    for key in table:
+        if key not in known:
+            raise InputError(f"{path}: unknown key {key!r}{_hint(key, known)}")
+    given: dict[str, Any] = {
+        key: _value(kind, table[key], f"{path}: {key}")
+        for key, kind in _TOP.items()
+        if key in table
+    }
+    for name, kind in _SECTIONS.items():
+        if name in table:
+            given[name] = _section(kind, table[name], f"{path}: [{name}]")
+    if "participation" in table:
+        given["participation"] = _participation(table["participation"], path)
+    return Scenario(**{"methods": PAPER_METHODS, **given})
+
+
+def _participation(table: Any, path: Path) -> ParticipationMechanism:
+    where = f"{path}: [participation]"
+    if not isinstance(table, dict):
+        raise InputError(f"{where} must be a table.")
+    kind = table.get("kind", "daily")
+    if kind not in PARTICIPATION:
+        raise InputError(f"{where} kind = {kind!r}{_hint(str(kind), tuple(PARTICIPATION))}")
+    rest = {k: v for k, v in table.items() if k != "kind"}
+    mechanism: Any = _section(PARTICIPATION[kind], rest, where)
+    if isinstance(mechanism, TraceAvailability):
+        return replace(mechanism, path=path.parent / mechanism.path)
+    return mechanism  # type: ignore[no-any-return]
+
+
+def _section(kind: type[T], table: Any, where: str) -> T:
+    if not isinstance(table, dict):
+        raise InputError(f"{where} must be a table.")
+    names = tuple(f.name for f in fields(kind))  # type: ignore[arg-type]
+    for key in table:
+        if key not in names:
+            raise InputError(f"{where} unknown key {key!r}{_hint(key, names)}")
+    section: T = _value(with_config(_STRICT)(kind), table, where)
+    return section
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    try:
+        # JSON mode: arrays become tuples and strings become paths, yet "5" is no number
+        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc']) or 'value'}: {fault['msg']} "
+            f"(got {fault['input']!r})"
+            for fault in error.errors()
+        )
+        raise InputError(f"{where} {faults}.") from error
+
+
+def _hint(key: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}."

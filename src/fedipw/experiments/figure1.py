@@ -1,0 +1,279 @@
+"""The paper's Figure 1 on the testbed: panel A over rounds, panel B over enrollment strength."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from threadpoolctl import threadpool_limits
+
+from fedipw.data.mechanisms import LogisticEnrollment
+from fedipw.engine import tail_length
+from fedipw.errors import InputError
+from fedipw.experiments.files import environment, staged
+from fedipw.experiments.scenario import PAPER_METHODS, Scenario
+from fedipw.numerics.threads import limit_threads
+from fedipw.report.figure1 import Curve, draw_figure
+from fedipw.report.page import figure_page
+from fedipw.theory import error_parts
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
+
+PANELS = "AB"
+STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
+_A_STRENGTH = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureSettings:
+    """What is run: panels, seeds 0 to ``seeds`` - 1, rounds, and processes."""
+
+    panels: str = PANELS
+    seeds: int = 10
+    rounds: int = 600
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        unknown = [p for p in self.panels if p not in PANELS]
+        if unknown or not self.panels or len(set(self.panels)) != len(self.panels):
+            raise InputError(
+                f"--panels {self.panels!r}: give one or more of {', '.join(PANELS)}, each once."
+            )
+        for name in ("seeds", "rounds", "workers"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} must be at least 1, not {getattr(self, name)}.")
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """Enrollment strengths that must be run."""
+        return STRENGTHS if "B" in self.panels else (_A_STRENGTH,)
+
+    def cells(self) -> list[Cell]:
+        """Return all runs: one per strength and seed."""
+        return [
+            Cell(seed=seed, strength=s, rounds=self.rounds)
+            for s in self.strengths
+            for seed in range(self.seeds)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One seed at one enrollment strength, all methods."""
+
+    seed: int
+    strength: float
+    rounds: int
+
+    @property
+    def scenario(self) -> Scenario:
+        """The testbed with this enrollment strength."""
+        base = Scenario(seed=self.seed, rounds=self.rounds, methods=PAPER_METHODS)
+        return replace(base, enrollment=LogisticEnrollment(strength=self.strength))
+
+    def result(self) -> CellResult:
+        """Run it."""
+        scenario = self.scenario
+        run = scenario.simulation()
+        run.advance(self.rounds)
+        target, history = scenario.objective(run.federation), run.history()
+        best = target.minimum()
+        whole = self.strength == _A_STRENGTH
+        since = 1 if whole else self.rounds + 1 - tail_length(self.rounds, scenario.training.tail)
+        iterates = history.iterates[:, since:]
+        losses = target.losses(iterates.reshape(-1, iterates.shape[2])).reshape(iterates.shape[:2])
+        parts = {m: error_parts(target, run.limits[m], history.of(m)[-1]) for m in history.methods}
+        prob = run.federation.enrollment_prob
+        return CellResult(
+            cell=self,
+            since=since,
+            excess_loss=losses - best.value,
+            distance=np.linalg.norm(iterates - best.point, axis=2),
+            parts={m: (p.excess_loss, p.optimisation, p.lottery, p.bias) for m, p in parts.items()},
+            least_enrollment_prob=float("nan") if prob is None else float(prob.min()),
+            skipped=int(history.skipped.sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CellResult:
+    """Excess loss and distance of each method from round ``since`` on."""
+
+    cell: Cell
+    since: int
+    excess_loss: FloatArray  # (M, rounds kept)
+    distance: FloatArray  # (M, rounds kept)
+    parts: dict[str, tuple[float, float, float, float]]
+    least_enrollment_prob: float
+    skipped: int
+
+
+def reproduce(
+    out: Path, settings: FigureSettings, progress: Callable[[int, int], None] | None = None
+) -> pl.DataFrame:
+    """Run the figure and write all its files to ``out``; returns the summary table."""
+    began = time.perf_counter()
+    cells = settings.cells()
+    results = []
+    for result in _results(cells, settings.workers):
+        results.append(result)
+        if progress is not None:
+            progress(len(results), len(cells))
+    results.sort(key=lambda r: (r.cell.strength, r.cell.seed))
+    rows = _rows(results, settings)
+    summary = _summary(rows)
+    limits = _limits(results)
+    with staged(out) as stage:
+        rows.write_csv(stage / "results.csv")
+        summary.write_csv(stage / "summary.csv")
+        limits.write_csv(stage / "errors.csv")
+        least = {
+            s: min(r.least_enrollment_prob for r in results if r.cell.strength == s)
+            for s in settings.strengths
+        }
+        draw_figure(stage, _curves(rows, settings.panels), least)
+        manifest = _manifest(settings, least, results, time.perf_counter() - began)
+        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        page = figure_page(stage / "figure1.svg", summary, limits, manifest)
+        (stage / "index.html").write_text(page, encoding="utf-8")
+    return summary
+
+
+def _worker_setup() -> None:
+    limit_threads(1)
+    threadpool_limits(1)
+
+
+def _run(cell: Cell) -> CellResult:
+    return cell.result()
+
+
+def _results(cells: Sequence[Cell], workers: int) -> Iterable[CellResult]:
+    """Yield results as they come; the first cell compiles for all before others start."""
+    if workers == 1:
+        yield from (cell.result() for cell in cells)
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_worker_setup) as pool:
+        warm = replace(cells[0], rounds=3)
+        pool.submit(_run, warm).result()
+        for future in as_completed([pool.submit(_run, cell) for cell in cells]):
+            yield future.result()
+
+
+def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFrame:
+    """Return panel, method, x, seed, excess_loss, distance."""
+    parts = []
+    for result in results:
+        cell = result.cell
+        if "A" in settings.panels and cell.strength == _A_STRENGTH:
+            x = np.arange(result.since, cell.rounds + 1, dtype=np.float64)
+            parts += [
+                _block(
+                    "A",
+                    method,
+                    cell.seed,
+                    x=x,
+                    loss=result.excess_loss[m],
+                    distance=result.distance[m],
+                )
+                for m, method in enumerate(PAPER_METHODS)
+            ]
+        if "B" in settings.panels:
+            tail = tail_length(cell.rounds, cell.scenario.training.tail)
+            x = np.array([cell.strength])
+            loss = result.excess_loss[:, -tail:].mean(axis=1, keepdims=True)
+            distance = result.distance[:, -tail:].mean(axis=1, keepdims=True)
+            parts += [
+                _block("B", method, cell.seed, x=x, loss=loss[m], distance=distance[m])
+                for m, method in enumerate(PAPER_METHODS)
+            ]
+    return pl.concat(parts).sort("panel", maintain_order=True)
+
+
+def _block(
+    panel: str, method: str, seed: int, *, x: FloatArray, loss: FloatArray, distance: FloatArray
+) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "panel": [panel] * len(x),
+            "method": [method] * len(x),
+            "x": x,
+            "seed": np.full(len(x), seed),
+            "excess_loss": loss,
+            "distance": distance,
+        }
+    )
+
+
+def _summary(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return panel, method, x, mean, sd, n, infeasible (of excess_loss)."""
+    loss = pl.col("excess_loss")
+    return rows.group_by("panel", "method", "x", maintain_order=True).agg(
+        mean=loss.mean(),
+        sd=loss.std(),
+        n=loss.count(),
+        infeasible=loss.null_count(),
+    )
+
+
+def _limits(results: Sequence[CellResult]) -> pl.DataFrame:
+    """Return the three errors of the last iterate, by strength, method and seed."""
+    return pl.DataFrame(
+        [
+            {
+                "strength": r.cell.strength,
+                "method": method,
+                "seed": r.cell.seed,
+                **dict(zip(("excess_loss", "optimisation", "lottery", "bias"), parts, strict=True)),
+            }
+            for r in results
+            for method, parts in r.parts.items()
+        ]
+    )
+
+
+def _curves(rows: pl.DataFrame, panels: str) -> dict[str, list[Curve]]:
+    """Return each method's line: median and quartiles over rounds (A), mean and error (B)."""
+    loss = pl.col("excess_loss")
+    error = loss.std().fill_null(0.0) / loss.count().sqrt()
+    shown = {
+        "A": (loss.median(), loss.quantile(0.25, "linear"), loss.quantile(0.75, "linear")),
+        "B": (loss.mean(), loss.mean() - error, loss.mean() + error),
+    }
+
+    def curve(panel: str, method: str) -> Curve:
+        centre, low, high = shown[panel]
+        mine = rows.filter((pl.col("panel") == panel) & (pl.col("method") == method))
+        part = mine.group_by("x").agg(centre=centre, low=low, high=high, mean=loss.mean()).sort("x")
+        return Curve(method, *(part[c].to_numpy() for c in ("x", "centre", "low", "high", "mean")))
+
+    return {p: [curve(p, m) for m in PAPER_METHODS] for p in panels}
+
+
+def _manifest(
+    settings: FigureSettings,
+    least: dict[float, float],
+    results: Sequence[CellResult],
+    seconds: float,
+) -> dict[str, Any]:
+    return {
+        "command": "fedipw reproduce",
+        "settings": asdict(settings),
+        "seeds": list(range(settings.seeds)),
+        "scenario": Cell(seed=0, strength=_A_STRENGTH, rounds=settings.rounds).scenario.settings(),
+        "strengths": list(settings.strengths),
+        "least_enrollment_prob": {str(s): p for s, p in least.items()},
+        "skipped_rounds": sum(r.skipped for r in results),
+        "seconds": round(seconds, 2),
+        **environment(),
+    }

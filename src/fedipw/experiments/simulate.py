@@ -1,0 +1,181 @@
+"""``fedipw simulate``: one scenario from a file, with checkpoints, a history and a page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from fedipw.data.mechanisms import TraceAvailability
+from fedipw.engine import Simulation, load_checkpoint, save_checkpoint
+from fedipw.errors import InputError
+from fedipw.experiments.files import environment, staged
+from fedipw.experiments.scenario import Scenario
+from fedipw.report.page import Table, number, run_page
+from fedipw.report.run import draw_curves
+from fedipw.report.style import look_of
+from fedipw.theory import ErrorParts, FederatedLogistic, error_parts
+
+_CHECKPOINTS = 20  # about this many over a run
+
+
+def simulate(
+    scenario: Scenario,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Run a scenario and write history, summary, checkpoint and page; returns the summary.
+
+    A run killed at any moment goes on with ``resume`` and ends in the same bytes as one that was
+    never stopped. Without ``resume`` an unfinished run of the same directory is an error, so that
+    nothing is lost by accident.
+    """
+    checkpoint = out / "checkpoint"
+    fingerprint = _fingerprint(scenario)
+    traced = isinstance(scenario.participation, TraceAvailability)
+    run = scenario.simulation(limits=not traced)
+    if resume:
+        state = load_checkpoint(checkpoint, fingerprint)
+        if state is None:
+            raise InputError(f"Nothing to resume: no checkpoint in {checkpoint}.")
+        run.restore(state)
+    elif (checkpoint / "checkpoint.npz").exists() and not (out / "summary.json").exists():
+        raise InputError(
+            f"{out} holds an unfinished run. Add --resume to go on with it, or choose another "
+            "--out."
+        )
+    every = max(1, scenario.rounds // _CHECKPOINTS)
+
+    def after(done: int) -> None:
+        if done % every == 0 or done == scenario.rounds:
+            save_checkpoint(checkpoint, run.state(), fingerprint)
+        if progress is not None:
+            progress(done, scenario.rounds)
+
+    if not resume and (out / "summary.json").exists():
+        (out / "summary.json").unlink()  # its history is about to be replaced
+    run.advance(scenario.rounds - run.rounds, after=after)
+    return _written(scenario, run, out)
+
+
+def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
+    target = scenario.objective(run.federation)
+    best = target.minimum()
+    history = run.history()
+    frame = history.frame(target, best.point)
+    parts = {
+        name: error_parts(target, limit, history.of(name)[-1]) for name, limit in run.limits.items()
+    }
+    summary = _summary(scenario, run, target, frame, parts)
+    with staged(out) as stage:
+        frame.write_parquet(stage / "history.parquet")
+        (stage / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        draw_curves(stage / "curves.svg", frame)
+        page = run_page(
+            stage / "curves.svg", _tables(summary), _notes(summary), scenario.settings()
+        )
+        (stage / "curves.svg").unlink()
+        (stage / "index.html").write_text(page, encoding="utf-8")
+    return summary
+
+
+def _summary(
+    scenario: Scenario,
+    run: Simulation,
+    target: FederatedLogistic,
+    frame: pl.DataFrame,
+    parts: dict[str, ErrorParts],
+) -> dict[str, Any]:
+    history, best = run.history(), target.minimum()
+    population = run.federation.population
+    methods = {}
+    for name in history.methods:
+        mine = frame.filter(pl.col("method") == name)
+        average = history.tail_average(name, scenario.training.tail)
+        row: dict[str, Any] = {
+            "excess_loss": mine["excess_loss"][-1],
+            "distance": mine["distance"][-1],
+            "tail_average_excess_loss": float(target.losses(average)[0] - best.value),
+            "mean_effective_replies": mine["effective_replies"].drop_nans().mean(),
+            "mean_weight_sum": mine["weight_sum"].drop_nans().mean(),
+            "trimmed": int(mine["trimmed"].sum()),
+            "theta": history.of(name)[-1].tolist(),
+        }
+        if name in parts:
+            part = parts[name]
+            row["errors"] = {
+                "optimisation": part.optimisation,
+                "lottery": part.lottery,
+                "bias": part.bias,
+            }
+        methods[name] = row
+    return {
+        "seed": scenario.seed,
+        "rounds": history.rounds,
+        "skipped_rounds": int(history.skipped.sum()),
+        "population_size": population.size,
+        "enrolled_size": population.enrolled_size,
+        "mean_replies": float(history.replies.mean()),
+        "target": scenario.target.value,
+        "best_loss": best.value,
+        "best_theta": best.point.tolist(),
+        "methods": methods,
+        **environment(),
+    }
+
+
+def _tables(summary: dict[str, Any]) -> list[Table]:
+    methods = summary["methods"]
+    tables = [
+        Table(
+            caption="After the last round",
+            heads=[
+                "Method",
+                "excess loss",
+                "distance",
+                "tail-averaged excess",
+                "effective replies",
+            ],
+            rows=[
+                [
+                    look_of(name).label,
+                    number(row["excess_loss"]),
+                    number(row["distance"]),
+                    number(row["tail_average_excess_loss"]),
+                    number(row["mean_effective_replies"], 3),
+                ]
+                for name, row in methods.items()
+            ],
+        )
+    ]
+    if all("errors" in row for row in methods.values()):
+        tables.append(
+            Table(
+                caption="The excess loss in its three parts",
+                heads=["Method", "optimisation", "enrollment lottery", "bias"],
+                rows=[
+                    [look_of(name).label, *(number(v) for v in row["errors"].values())]
+                    for name, row in methods.items()
+                ],
+            )
+        )
+    return tables
+
+
+def _notes(summary: dict[str, Any]) -> list[str]:
+    return [
+        f"{summary['enrolled_size']:,} of {summary['population_size']:,} clients enrolled.",
+        f"{summary['mean_replies']:.1f} replies a round on average.",
+        f"{summary['skipped_rounds']} of {summary['rounds']} rounds skipped: nobody replied.",
+        f"The target is the mean over {summary['target']}s of the whole population.",
+    ]
+
+
+def _fingerprint(scenario: Scenario) -> str:
+    return hashlib.sha256(json.dumps(scenario.settings()).encode()).hexdigest()

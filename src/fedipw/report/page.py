@@ -1,0 +1,133 @@
+"""Self-contained HTML pages: no network, readable on a phone, light and dark, printable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from fedipw.report.style import look_of
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("fedipw.report"),
+    autoescape=select_autoescape(default=True),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of text: a caption, column heads, and rows whose first cell is their head."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def figure_page(
+    svg: Path, summary: pl.DataFrame, errors: pl.DataFrame, manifest: Mapping[str, Any]
+) -> str:
+    """Return the page of ``fedipw reproduce``: figure, tables, settings."""
+    tables = [t for t in (_panel_b(summary), _panel_a(summary), _errors(errors)) if t.rows]
+    return _TEMPLATES.get_template("figure.html").render(
+        title="fedipw: federated learning under two-stage selection",
+        svg=_inline(svg),
+        tables=tables,
+        manifest=manifest,
+        seeds=manifest["settings"]["seeds"],
+        rounds=manifest["settings"]["rounds"],
+        panels=manifest["settings"]["panels"],
+    )
+
+
+def run_page(
+    svg: Path, tables: Sequence[Table], notes: Sequence[str], settings: Mapping[str, Any]
+) -> str:
+    """Return the page of ``fedipw simulate``."""
+    return _TEMPLATES.get_template("run.html").render(
+        title="fedipw: a simulated run",
+        svg=_inline(svg),
+        tables=tables,
+        notes=notes,
+        settings=settings,
+    )
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number for people: significant digits, never an exponent above a millionth.
+
+    >>> number(0.013999), number(0.0), number(None)
+    ('0.014', '0', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if value == 0 or abs(value) < 5e-7:
+        return "0"
+    return f"{value:.{digits}g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+
+
+def _inline(svg: Path) -> Markup:
+    """Return the drawing without its XML prologue, to stand inside a page we wrote ourselves."""
+    text = svg.read_text(encoding="utf-8")
+    return Markup(text[text.index("<svg") :])
+
+
+def _panel_b(summary: pl.DataFrame) -> Table:
+    part = summary.filter(pl.col("panel") == "B")
+    strengths = part["x"].unique().sort().to_list()
+    return Table(
+        caption="Panel B. Excess target loss in thousandths, mean over the last 20% of rounds and "
+        "over seeds (± one standard error), by enrollment strength",
+        heads=["Method", *(f"s = {s:g}" for s in strengths)],
+        rows=[
+            [look_of(m).label, *(_mean_se(part, m, s) for s in strengths)]
+            for m in part["method"].unique(maintain_order=True)
+        ],
+    )
+
+
+def _panel_a(summary: pl.DataFrame) -> Table:
+    part = summary.filter(pl.col("panel") == "A")
+    last = part["x"].to_list()[-1:]
+    rounds = [*(x for x in (1.0, 10.0, 100.0, 300.0) if last and x < last[0]), *last]
+    return Table(
+        caption="Panel A. Excess target loss in thousandths of the model after a round, mean over "
+        "seeds (± one standard error)",
+        heads=["Method", *(f"round {x:g}" for x in rounds)],
+        rows=[
+            [look_of(m).label, *(_mean_se(part, m, x) for x in rounds)]
+            for m in part["method"].unique(maintain_order=True)
+        ],
+    )
+
+
+def _mean_se(part: pl.DataFrame, method: str, x: Any) -> str:
+    row = part.filter((pl.col("method") == method) & (pl.col("x") == x)).row(0, named=True)
+    if row["sd"] is None:
+        return f"{1e3 * row['mean']:.2f}"
+    return f"{1e3 * row['mean']:.2f} ± {1e3 * row['sd'] / row['n'] ** 0.5:.2f}"
+
+
+def _errors(errors: pl.DataFrame) -> Table:
+    part = errors.filter(pl.col("strength") == 1.0)
+    columns = ("excess_loss", "optimisation", "lottery", "bias")
+    means = part.group_by("method", maintain_order=True).agg(pl.col(columns).mean())
+    return Table(
+        caption="The last model's excess loss (thousandths) in its three parts, mean over seeds, "
+        "at strength 1: "
+        "optimisation (rounds and averaging remove it), enrollment lottery (one draw of who "
+        "enrolled; no number of rounds removes it), bias (wrong or missing correction)",
+        heads=["Method", "excess loss", "optimisation", "lottery", "bias"],
+        rows=[
+            [look_of(row["method"]).label, *(f"{1e3 * row[c]:.2f}" for c in columns)]
+            for row in means.iter_rows(named=True)
+        ],
+    )

@@ -1,0 +1,67 @@
+"""One look for every figure: colours that colour-blind readers can tell apart, with markers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a method is drawn and called."""
+
+    label: str
+    colour: str
+    line: str
+    marker: str
+
+
+# Okabe and Ito's palette
+LOOKS = {
+    "fedavg": Look("FedAvg", "#000000", "-", "o"),
+    "participation-only": Look("Participation-only IPW", "#E69F00", "--", "s"),
+    "fedipw": Look("FedIPW", "#0072B2", "-", "D"),
+    "oracle": Look("Oracle IPW", "#CC79A7", ":", "^"),
+    "collapsed": Look("Collapsed", "#009E73", "-.", "v"),
+}
+_OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#999999")
+
+SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "fedipw",
+    "svg.fonttype": "none",
+}
+
+
+def look_of(method: str) -> Look:
+    """Return the look of a method; Hájek forms share their method's colour, dash-dotted."""
+    base = method.removesuffix("-hajek")
+    found = LOOKS.get(base)
+    if found is None:
+        return Look(method, _OTHERS[sum(map(ord, method)) % len(_OTHERS)], "-", "x")
+    if base == method:
+        return found
+    return Look(f"{found.label} (Hájek)", found.colour, "-.", "x")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return a figure with its own canvas: no global state, no display."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def styled() -> AbstractContextManager[None]:
+    """Return a context in which figures take the project's settings."""
+    return mpl.rc_context(SETTINGS)
