@@ -38,7 +38,7 @@ def load_checkpoint(directory: Path, fingerprint: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(arrays["header"].tobytes())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
