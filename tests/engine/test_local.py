@@ -50,7 +50,8 @@ def slow_update(
             x = np.append(clients.features[row], 1.0)
             gradient = gradient + (1 / (1 + np.exp(-x @ y)) - clients.labels[row]) * x / batch
         y = y - work.step_size * gradient
-    return y - theta
+    update: np.ndarray = y - theta
+    return update
 
 
 @settings(max_examples=25, deadline=None)

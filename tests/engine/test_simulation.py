@@ -193,6 +193,6 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, "those settings")
     file = tmp_path / "checkpoint.npz"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(InputError, match="damaged.*Remove it"):
+    with pytest.raises(InputError, match=r"damaged.*Remove it"):
         load_checkpoint(tmp_path, "these settings")
     assert load_checkpoint(tmp_path / "nowhere", "these settings") is None

@@ -118,7 +118,7 @@ def test_sample_target_weighs_by_rows_and_has_no_horvitz_thompson_form() -> None
     np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-13)
     plain = method_named("fedavg").scheme_for(SIZES, Target.SAMPLE).weights(given)
     np.testing.assert_allclose(plain, given.sample_counts / given.sample_counts.sum(), rtol=1e-13)
-    with pytest.raises(InputError, match="fedipw is a Horvitz–Thompson form.*fedipw-hajek"):
+    with pytest.raises(InputError, match=r"fedipw is a Horvitz–Thompson form.*fedipw-hajek"):
         method_named("fedipw").scheme_for(SIZES, Target.SAMPLE)
 
 

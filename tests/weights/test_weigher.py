@@ -11,6 +11,7 @@ from fedipw.weights import (
     Known,
     ParticipationOnly,
     RoundOpening,
+    Scheme,
     TwoStage,
     Weigher,
 )
@@ -45,9 +46,13 @@ def rounds(units: Units, count: int) -> list[tuple[RoundOpening, np.ndarray]]:
 
 def test_two_stage_weights_by_hand(units: Units) -> None:
     rows = np.flatnonzero(units.enrolled)
-    schemes = {"fedipw": HorvitzThompson(N), "part": ParticipationOnly(len(rows))}
+    schemes: dict[str, Scheme] = {
+        "fedipw": HorvitzThompson(N),
+        "part": ParticipationOnly(len(rows)),
+    }
     weigher = Weigher(TwoStage(units, model_of(units, rows)), schemes)
-    X, y = [], []
+    X: list[np.ndarray] = []
+    y: list[np.ndarray] = []
     for opening, replied in rounds(units, 4):
         weigher.open(opening)
         given = weigher.weights(replied)
@@ -117,7 +122,9 @@ def test_collapsed_fills_the_covariates_nobody_can_observe(units: Units) -> None
     weigher = Weigher(
         Collapsed(units, model_of(units, np.arange(N))), {"collapsed": HorvitzThompson(N)}
     )
-    rows, X, y = np.flatnonzero(units.enrolled), [], []
+    rows = np.flatnonzero(units.enrolled)
+    X: list[np.ndarray] = []
+    y: list[np.ndarray] = []
     for opening, replied in rounds(units, 5):
         filled = np.full((N, 1), opening.covariates.mean())
         filled[rows] = opening.covariates

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from fedipw.data.mechanisms import LogisticEnrollment
 from fedipw.engine import tail_length
 from fedipw.errors import InputError
-from fedipw.experiments.files import environment, staged
+from fedipw.experiments.files import check_directory, environment, staged
 from fedipw.experiments.scenario import PAPER_METHODS, Scenario
 from fedipw.numerics.threads import limit_threads
 from fedipw.report.figure1 import Curve, draw_figure
@@ -121,6 +121,7 @@ def reproduce(
     out: Path, settings: FigureSettings, progress: Callable[[int, int], None] | None = None
 ) -> pl.DataFrame:
     """Run the figure and write all its files to ``out``; returns the summary table."""
+    check_directory(out)
     began = time.perf_counter()
     cells = settings.cells()
     results = []

@@ -17,11 +17,16 @@ from fedipw.errors import InputError
 _PACKAGES = ("fedipw", "numpy", "scipy", "scikit-learn", "polars", "numba", "matplotlib")
 
 
+def check_directory(out: Path) -> None:
+    """Raise if output cannot go to ``out``, before any work is done."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a directory.")
+
+
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
     """Yield a directory whose files move into ``out`` at the end, unless an error was raised."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a directory.")
+    check_directory(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:

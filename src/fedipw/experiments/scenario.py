@@ -13,6 +13,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.data.mechanisms import (
     DailyParticipation,
+    EnrollmentMechanism,
     LogisticEnrollment,
     ParticipationMechanism,
     enrollment_draw,
@@ -33,7 +34,7 @@ from fedipw.propensity import (
 from fedipw.theory import FederatedLogistic, target_weights
 from fedipw.weights import Target, Weigher, method_named
 from fedipw.weights.registry import Method, Sizes, SourceKind
-from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage, Units
+from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage, Units, Unmodelled
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray, IntArray
@@ -107,7 +108,7 @@ class Scenario:
     target: Target = Target.CLIENT
     trim: float | None = None
     population: Testbed = field(default_factory=Testbed)
-    enrollment: LogisticEnrollment = field(default_factory=LogisticEnrollment)
+    enrollment: EnrollmentMechanism = field(default_factory=LogisticEnrollment)
     participation: ParticipationMechanism = field(default_factory=DailyParticipation)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     propensity: PropensitySettings = field(default_factory=PropensitySettings)
@@ -186,6 +187,8 @@ def _source(
     rng: np.random.Generator,
 ) -> Propensities:
     population = federation.population
+    if kind is SourceKind.NONE:
+        return Unmodelled(_units(federation, np.ones(population.size)))
     if kind is SourceKind.KNOWN:
         if federation.enrollment_prob is None:
             raise InputError("The oracle needs true enrollment probabilities.")

@@ -13,7 +13,7 @@ import polars as pl
 from fedipw.data.mechanisms import TraceAvailability
 from fedipw.engine import Simulation, load_checkpoint, save_checkpoint
 from fedipw.errors import InputError
-from fedipw.experiments.files import environment, staged
+from fedipw.experiments.files import check_directory, environment, staged
 from fedipw.experiments.scenario import Scenario
 from fedipw.report.page import Table, number, run_page
 from fedipw.report.run import draw_curves
@@ -36,6 +36,7 @@ def simulate(
     never stopped. Without ``resume`` an unfinished run of the same directory is an error, so that
     nothing is lost by accident.
     """
+    check_directory(out)
     checkpoint = out / "checkpoint"
     fingerprint = _fingerprint(scenario)
     traced = isinstance(scenario.participation, TraceAvailability)

@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from scipy.linalg import qr
 from scipy.optimize import linprog
 from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -32,7 +31,7 @@ class NewtonLogistic(ClassifierMixin, BaseEstimator):
     r"""Logistic regression without penalty, to the last digits.
 
     Minimises (P1) plus :math:`\tfrac{1}{2} l_2 |\beta|^2` (intercept not penalised) by Newton's
-    method. Two classes only. Of constant or collinear columns an independent set is kept; the rest
+    method. Two classes only. Columns that are constant or collinear with those before them
     get coefficient 0 and stand in ``dropped_``. Where the classes can be separated no maximum
     exists: ``fit`` warns, ``separation_`` holds the positions of the columns to blame and
     ``converged_`` is false.
@@ -74,10 +73,12 @@ class NewtonLogistic(ClassifierMixin, BaseEstimator):
             weight = np.ones(len(X))
         if labels.min() == labels.max():
             raise InputError(f"Every row with weight is of one class, {self.classes_[labels[0]]}.")
-        centre, scale = _location_scale(X)
+        share = weight / weight.sum()
+        centre, scale = _location_scale(X, share)
         standard = np.ascontiguousarray((X - centre) / scale)
+        counted = np.sqrt(len(X) * share)[:, None] * standard  # a weight is a repeated row
         kept = (
-            independent_columns(standard) if self.l2 == 0.0 else np.ones(X.shape[1], dtype=np.bool_)
+            independent_columns(counted) if self.l2 == 0.0 else np.ones(X.shape[1], dtype=np.bool_)
         )
         used = np.ascontiguousarray(standard[:, kept])
         result = _fitted(used, labels, weight, self.l2 / scale[kept] ** 2, self.max_iter)
@@ -128,14 +129,17 @@ def binary_labels(y: Any) -> tuple[Any, LabelArray]:
 
 
 def independent_columns(standard: FloatArray) -> BoolArray:
-    """Return which columns of a centred, scaled matrix form an independent set, (q,)."""
+    """Return which columns of a centred, scaled matrix do not depend on those before them, (q,)."""
     kept = np.zeros(standard.shape[1], dtype=bool)
-    if standard.shape[1] == 0:
-        return kept
-    triangle, order = qr(standard, mode="r", pivoting=True)
-    diagonal = np.abs(np.diag(triangle))
-    rank = int((diagonal > _RANK_TOL * np.sqrt(len(standard))).sum())
-    kept[order[:rank]] = True
+    basis = np.empty((standard.shape[1], len(standard)))  # orthonormal rows
+    for j, column in enumerate(standard.T):
+        known = basis[: kept.sum()]
+        rest = column - known.T @ (known @ column)
+        rest -= known.T @ (known @ rest)  # again, for what rounding left
+        norm = np.linalg.norm(rest)
+        if norm > _RANK_TOL * np.sqrt(len(standard)):
+            basis[kept.sum()] = rest / norm
+            kept[j] = True
     return kept
 
 
@@ -158,8 +162,9 @@ def separating_columns(X: FloatArray, labels: LabelArray) -> tuple[int, ...]:
     return tuple(int(j) for j in np.flatnonzero(np.abs(found.x[:-1]) > 1e-7))
 
 
-def _location_scale(X: FloatArray) -> tuple[FloatArray, FloatArray]:
-    centre, scale = X.mean(axis=0), X.std(axis=0)
+def _location_scale(X: FloatArray, share: FloatArray) -> tuple[FloatArray, FloatArray]:
+    centre = share @ X
+    scale = np.sqrt(share @ (X - centre) ** 2)
     tiny = 1e-12 * np.maximum(1e-300, np.abs(X).max(axis=0, initial=0.0))
     return centre, np.where(scale > tiny, scale, 1.0)
 

@@ -64,7 +64,8 @@ class PropensityModel(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Any:
         """Return the likelier class, (n,)."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        prob = self.predict_proba(X)  # first, so that an unfitted model says so
+        return self.classes_[prob.argmax(axis=1)]
 
 
 def fitted_model(

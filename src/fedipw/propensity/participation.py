@@ -37,6 +37,7 @@ class Source(Enum):
     ROUND_RATE = "reply rate of this round"
     SEPARATED_RATE = "reply rate, the model separates"
     KNOWN = "known"
+    NONE = "not modelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from fedipw.weights.schemes import (
     SampleHajek,
     Scheme,
 )
-from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage
+from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage, Unmodelled
 from fedipw.weights.weigher import Weigher
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Target",
     "TrimReport",
     "TwoStage",
+    "Unmodelled",
     "Weigher",
     "effective_sample_size",
     "estimated_population_size",

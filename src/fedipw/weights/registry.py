@@ -30,6 +30,7 @@ class Target(Enum):
 class SourceKind(Enum):
     """Which probabilities a method plugs in."""
 
+    NONE = "none"
     TWO_STAGE = "two-stage"
     KNOWN = "known"
     COLLAPSED = "collapsed"
@@ -85,7 +86,7 @@ _TWO_STAGE, _KNOWN, _COLLAPSED = SourceKind.TWO_STAGE, SourceKind.KNOWN, SourceK
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("fedavg", _TWO_STAGE, lambda _: FedAvg(), uses_enrollment=False),
+        Method("fedavg", SourceKind.NONE, lambda _: FedAvg(), uses_enrollment=False),
         *_forms(
             Method("participation-only", _TWO_STAGE, _participation_only, uses_enrollment=False)
         ),

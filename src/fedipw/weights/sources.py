@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -14,7 +14,9 @@ from fedipw.propensity import ParticipationModel, Source
 from fedipw.weights.rounds import RoundOpening, RoundReplies
 
 if TYPE_CHECKING:
+    from fedipw.data.population import Population
     from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.propensity import EnrollmentFit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,8 +86,61 @@ class Propensities(Protocol):
 
 
 @final
+class Unmodelled:
+    """No probabilities at all, for schemes that read none; both stages stand as 1."""
+
+    def __init__(self, units: Units) -> None:
+        self.units, self._rows, self._index = units, np.flatnonzero(units.enrolled), 0
+
+    def open(self, opening: RoundOpening) -> None:
+        """Take what is known before a round."""
+        self._index = opening.index
+
+    def replies(self, replied: BoolArray) -> RoundReplies:
+        """Return who replied."""
+        rows = self._rows[replied]
+        return self.units.replies(self._index, rows, np.ones(len(rows)), Source.NONE)
+
+    def close(self, replied: BoolArray) -> None:
+        """Learn nothing."""
+
+    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
+        """Return all units."""
+        del covariates
+        ones = np.ones_like(true_prob)
+        return self.units.replies(self._index, np.arange(len(ones)), ones, Source.NONE)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: nothing is learnt."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put back nothing."""
+
+
+@final
 class TwoStage:
     """FedIPW's own source: fitted enrollment and a participation model of the enrolled."""
+
+    @classmethod
+    def of(
+        cls, population: Population, enrollment: EnrollmentFit, columns: Sequence[str]
+    ) -> TwoStage:
+        """Return a source from a table and its enrollment fit.
+
+        Participation is fitted on all covariates of the table and on ``columns``, the pre-round
+        covariates of each round; every client counts for one sample.
+        """
+        static = population.matrix()
+        units = Units(
+            unit_ids=population.unit_ids,
+            sample_counts=np.ones(population.size, dtype=np.int64),
+            enrolled=population.enrolled,
+            enrollment_prob=enrollment.prob,
+            static=static,
+        )
+        enrolled = static[population.enrolled]
+        return cls(units, ParticipationModel(enrolled, population.covariates, columns))
 
     def __init__(self, units: Units, participation: ParticipationModel) -> None:
         self.units, self._participation = units, participation

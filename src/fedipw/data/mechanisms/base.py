@@ -88,15 +88,22 @@ def solved_intercept(scores: Callable[[], Iterable[FloatArray]], rate: float) ->
     """
     if not 0.0 < rate < 1.0:
         raise InputError(f"A mean rate must lie strictly between 0 and 1, not {rate!r}.")
-    a, low, high = float(np.log(rate / (1.0 - rate))), -700.0, 700.0
+    logit = float(np.log(rate / (1.0 - rate)))
+    a, low, high = logit, -np.inf, np.inf
     for _ in range(200):
-        parts = [(*sigmoid_mean(np.ravel(s), a), np.size(s)) for s in scores()]
-        total = sum(size for *_, size in parts)
-        excess = sum(mean * size for mean, _, size in parts) / total - rate
-        slope = sum(slope * size for _, slope, size in parts) / total
+        parts = [
+            (*sigmoid_mean(np.ravel(s), a), np.size(s), float(np.min(s)), float(np.max(s)))
+            for s in scores()
+        ]
+        total = sum(size for _, _, size, _, _ in parts)
+        excess = sum(mean * size for mean, _, size, _, _ in parts) / total - rate
+        slope = sum(slope * size for _, slope, size, _, _ in parts) / total
         if abs(excess) <= 1e-14:
             break
-        low, high = (low, a) if excess > 0 else (a, high)
+        # with equal scores a = logit - score, so the root lies between the extreme scores' roots
+        low = max(low, logit - max(largest for *_, largest in parts))
+        high = min(high, logit - min(smallest for *_, smallest, _ in parts))
+        low, high = (low, min(a, high)) if excess > 0 else (max(a, low), high)
         newton = a - excess / slope if slope > 0 else np.inf
         following = newton if low < newton < high else 0.5 * (low + high)
         if following == a:

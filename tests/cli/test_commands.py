@@ -1,0 +1,132 @@
+"""The commands as a user runs them: real processes, exit codes, files, a kill and a resume."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+COMMAND = [sys.executable, "-c", "from fedipw.cli import main; main()"]
+SCENARIO = """
+seed = 2
+rounds = {rounds}
+methods = ["fedavg", "participation-only", "fedipw", "oracle"]
+[population]
+size = 300
+[training]
+local_steps = 2
+step_size = 0.2
+batch_size = 10
+"""
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO.format(rounds=40))
+    return path
+
+
+def test_simulate_writes_history_summary_and_page(config: Path, tmp_path: Path) -> None:
+    done = run("simulate", config, "--out", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    saved = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert printed == saved
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {"checkpoint", "history.parquet", "index.html", "summary.json"}
+    history = pl.read_parquet(tmp_path / "run" / "history.parquet")
+    assert history.height == 4 * 40
+    last = history.filter((pl.col("method") == "fedipw") & (pl.col("round") == 40))
+    assert last["excess_loss"][0] == saved["methods"]["fedipw"]["excess_loss"]
+    for row in saved["methods"].values():
+        assert abs(sum(row["errors"].values()) - row["excess_loss"]) < 1e-12
+
+
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    config = tmp_path / "scenario.toml"
+    config.write_text(SCENARIO.format(rounds=1200))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run("simulate", config, "--out", whole).returncode == 0
+    process = subprocess.Popen(
+        [*COMMAND, "simulate", str(config), "--out", str(killed)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    saved = killed / "checkpoint" / "checkpoint.npz"
+    while not saved.exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert saved.exists()
+    assert not (killed / "summary.json").exists()  # killed before it was done
+
+    again = run("simulate", config, "--out", killed)
+    assert again.returncode == 2
+    assert "unfinished run" in again.stderr
+    assert "--resume" in again.stderr
+
+    resumed = run("simulate", config, "--out", killed, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("history.parquet", "summary.json", "index.html"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_resuming_under_other_settings_is_refused(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run("simulate", config, "--out", out).returncode == 0
+    config.write_text(config.read_text().replace("seed = 2", "seed = 3"))
+    done = run("simulate", config, "--out", out, "--resume")
+    assert done.returncode == 2
+    assert "other settings" in done.stderr
+
+
+def test_nothing_to_resume(config: Path, tmp_path: Path) -> None:
+    done = run("simulate", config, "--out", tmp_path / "none", "--resume")
+    assert done.returncode == 2
+    assert "Nothing to resume" in done.stderr
+
+
+def test_bad_input_is_exit_code_two_without_a_traceback_or_output(tmp_path: Path) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text("[enrollment]\nstrenght = 1.0\n")
+    done = run("simulate", config, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "[enrollment] unknown key 'strenght'; did you mean 'strength'?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+    for arguments in (["simulate"], ["reproduce", "--seeds", "many"], ["dance"]):
+        assert run(*arguments).returncode == 2
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    done = run("reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "3")
+    assert done.returncode == 2
+    assert "is a file; give a directory" in done.stderr
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_reproduce_prints_a_table_and_where_the_page_is(tmp_path: Path) -> None:
+    done = run("reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "20")
+    assert done.returncode == 0, done.stderr
+    assert "Participation-only IPW" in done.stdout
+    assert str(tmp_path / "out" / "index.html") in done.stdout
+
+
+@pytest.mark.parametrize("command", ["reproduce", "simulate"])
+def test_help_has_an_example(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"fedipw {command}" in done.stdout
+    assert "Example" in done.stdout

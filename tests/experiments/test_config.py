@@ -1,0 +1,131 @@
+"""Scenarios from TOML: what is accepted, and how each mistake is named."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fedipw.data.mechanisms import DataAvailability, MarkovAvailability, TraceAvailability
+from fedipw.errors import InputError
+from fedipw.experiments.config import scenario_from
+from fedipw.experiments.scenario import Classifier, Scenario
+from fedipw.propensity import FitWindow
+from fedipw.weights import Target
+
+FULL = """
+seed = 4
+rounds = 30
+methods = ["fedavg", "fedipw-hajek"]
+target = "sample"
+trim = 20
+
+[population]
+size = 80
+rows = 5
+rows_max = 9
+loadings = [1.0, 0.5, 0]
+
+[enrollment]
+strength = 0.5
+coefficients = { z1 = 1.0 }
+
+[participation]
+kind = "markov"
+memory = 0.5
+
+[training]
+local_steps = 2
+batch_size = 3
+steps_coefficients = { z1 = 1.0 }
+
+[propensity]
+window = "same-round"
+classifier = "boosting"
+folds = 3
+enrollment_columns = ["z1", "z2"]
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "scenario.toml"
+    path.write_text(text)
+    return path
+
+
+def test_every_section_is_read(tmp_path: Path) -> None:
+    scenario = scenario_from(written(tmp_path, FULL))
+    assert (scenario.seed, scenario.rounds, scenario.trim) == (4, 30, 20.0)
+    assert scenario.methods == ("fedavg", "fedipw-hajek")
+    assert scenario.target is Target.SAMPLE
+    assert scenario.population.loadings == (1.0, 0.5, 0.0)
+    assert scenario.enrollment.coefficients == {"z1": 1.0}
+    assert scenario.participation == MarkovAvailability(memory=0.5)
+    assert scenario.training.steps_coefficients == {"z1": 1.0}
+    assert scenario.propensity.window is FitWindow.SAME_ROUND
+    assert scenario.propensity.classifier is Classifier.BOOSTING
+    run = scenario.simulation()
+    run.advance(3)
+    assert run.history().iterates.shape == (2, 4, 6)
+
+
+def test_an_empty_file_is_the_paper_s_testbed(tmp_path: Path) -> None:
+    assert scenario_from(written(tmp_path, "")) == Scenario()
+
+
+def test_other_participation_kinds(tmp_path: Path) -> None:
+    data = scenario_from(written(tmp_path, '[participation]\nkind = "data"\nlabel = 2.0\n'))
+    assert data.participation == DataAvailability(label=2.0)
+    pl.DataFrame({"round": [1], "unit_id": [0], "replied": [True]}).write_csv(tmp_path / "t.csv")
+    trace = scenario_from(written(tmp_path, '[participation]\nkind = "trace"\npath = "t.csv"\n'))
+    assert trace.participation == TraceAvailability(path=tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sed = 1", r"unknown key 'sed'; did you mean 'seed'"),
+        ("[enrolment]\nrate = 0.1", r"unknown key 'enrolment'; did you mean 'enrollment'"),
+        ("[enrollment]\nstrenght = 1", r"\[enrollment\] unknown key 'strenght'; did you mean"),
+        ("[participation]\nkind = 'dayly'", r"kind = 'dayly'; did you mean 'daily'"),
+        ("[participation]\nmemory = 1", r"\[participation\] unknown key 'memory'"),
+        ("rounds = '5'", r"rounds .*valid integer \(got '5'\)"),
+        ("rounds = 1.5", r"rounds .*valid integer"),
+        ("rounds = 0", r"rounds must be a finite number above 0"),
+        ("seed = -1", r"seed must be 0 or more"),
+        ("[population]\nloadings = [1.0]", r"\[population\] loadings"),
+        ("[population]\nsize = true", r"\[population\] size: .*valid integer"),
+        ("[enrollment]\nrate = nan", r"\[enrollment\] rate: .*finite"),
+        ("[training]\ntail = 0.0", r"tail must be a fraction"),
+        ("methods = ['fedavgg']", r"No method 'fedavgg'; did you mean fedavg"),
+        ("population = 3", r"\[population\] must be a table"),
+        ("participation = 3", r"\[participation\] must be a table"),
+        ("target = 'rows'", r"target .*'client' or 'sample'"),
+        ("seed = ", r"not readable TOML"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scenario_from(written(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"No configuration file .*nowhere\.toml"):
+        scenario_from(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[enrollment]\nrate = 1e-9", r"No client of 1000 enrolled"),
+        ("[enrollment]\nrate = 1.0", r"strictly between 0 and 1"),
+        ("[enrollment]\ncoefficients = { age = 1.0 }", r"No covariate column 'age'"),
+        ("[propensity]\nenrollment_columns = ['age']", r"No covariate column 'age'"),
+        ("target = 'sample'", r"participation-only is a Horvitz–Thompson form"),
+        ("[participation]\nkind = 'data'\nsize = 1.0", r"clients of different size"),
+        ("[propensity]\nfolds = 1", r"1 folds over 1000 clients"),
+    ],
+)
+def test_settings_no_run_can_have(tmp_path: Path, text: str, message: str) -> None:
+    scenario = scenario_from(written(tmp_path, text))
+    with pytest.raises(InputError, match=message):
+        scenario.simulation()
