@@ -5,7 +5,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fedipw.data.mechanisms import DataAvailability, MarkovAvailability, TraceAvailability
+from fedipw.data.mechanisms import (
+    DataAvailability,
+    LogisticEnrollment,
+    MarkovAvailability,
+    TraceAvailability,
+)
 from fedipw.errors import InputError
 from fedipw.experiments.config import scenario_from
 from fedipw.experiments.scenario import Classifier, Scenario
@@ -58,7 +63,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert scenario.methods == ("fedavg", "fedipw-hajek")
     assert scenario.target is Target.SAMPLE
     assert scenario.population.loadings == (1.0, 0.5, 0.0)
-    assert scenario.enrollment.coefficients == {"z1": 1.0}
+    assert scenario.enrollment == LogisticEnrollment(strength=0.5, coefficients={"z1": 1.0})
     assert scenario.participation == MarkovAvailability(memory=0.5)
     assert scenario.training.steps_coefficients == {"z1": 1.0}
     assert scenario.propensity.window is FitWindow.SAME_ROUND

@@ -1,4 +1,7 @@
-"""Commands and exit codes."""
+"""Commands and exit codes.
+
+Each command imports what it needs, so that ``--help`` and a mistyped option answer at once.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import polars as pl
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedipw.errors import FedIPWError
-from fedipw.experiments.config import scenario_from
-from fedipw.experiments.figure1 import FigureSettings, reproduce
-from fedipw.experiments.simulate import simulate
-from fedipw.report.page import number
-from fedipw.report.style import look_of
+
+if TYPE_CHECKING:
+    import polars as pl
 
 BAD_INPUT = 2
 
@@ -57,6 +57,8 @@ def _reproduce(
 
     Example: fedipw reproduce --out demo --seeds 10
     """
+    from fedipw.experiments.figure1 import FigureSettings, reproduce
+
     settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
     with _progress("runs") as step:
         summary = reproduce(out, settings, step)
@@ -82,6 +84,11 @@ def _simulate(
 
     Example: fedipw simulate scenario.toml --out run
     """
+    from fedipw.experiments.config import scenario_from
+    from fedipw.experiments.simulate import simulate
+    from fedipw.report.page import number
+    from fedipw.report.style import look_of
+
     scenario = scenario_from(config)
     with _progress("rounds") as step:
         summary = simulate(scenario, out, resume=resume, progress=step)
@@ -112,6 +119,11 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_figure(summary: pl.DataFrame) -> None:
+    import polars as pl
+
+    from fedipw.report.page import number
+    from fedipw.report.style import look_of
+
     last = summary.group_by("panel", "method", maintain_order=True).agg(pl.all().last())
     table = Table("panel", "method", "at", "excess loss", "sd over seeds")
     names = {"A": "round {:g}", "B": "strength {:g}"}
