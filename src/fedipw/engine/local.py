@@ -198,7 +198,7 @@ class RoundWork:
         return _Data(data.features, data.labels, data.offsets), job, self.clients, steps
 
     def _operations(self, data: ClientData, work: LocalWork, steps: IntArray) -> float:
-        rows = data.counts.mean() if work.batch_size is None else work.batch_size
+        rows = len(data.labels) / data.size if work.batch_size is None else work.batch_size
         return float(4.0 * steps.sum() * rows * data.n_parameters)
 
 

@@ -141,7 +141,8 @@ def _newton_step(at: Sums) -> FloatArray | None:
     values, vectors = eigh(scaled)
     solid = values > 1e-11 * values[-1]
     along = vectors.T @ gradient
-    if np.linalg.norm(along[~solid]) > 1e-6 * np.linalg.norm(gradient):
+    rounding = 1e-13 * np.sqrt(max(1.0, abs(at.value)))  # of a gradient in this scaling
+    if np.linalg.norm(along[~solid]) > max(rounding, 1e-6 * float(np.linalg.norm(gradient))):
         return None
     step: FloatArray = vectors[:, solid] @ (along[solid] / values[solid]) / scale
     return step

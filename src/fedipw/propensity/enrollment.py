@@ -88,7 +88,7 @@ def enrollment_fit(
         if rng is None:
             raise InputError("Cross-fitting draws folds: pass rng=numpy.random.default_rng(seed).")
         units = np.arange(population.size)
-        prob = cross_fitted_prob(classifier, Z, enrolled, units, folds=folds, rng=rng)
+        prob = cross_fitted_prob(classifier, Z, enrolled, units, folds=folds, rng=rng, names=names)
         model, dropped = None, ()
     check_probability(prob[enrolled], "fitted enrollment probability of enrolled clients")
     return EnrollmentFit(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SUSPECT = 15.0  # |log odds| beyond which separation is looked for
 _GRADIENT_TOL = 1e-12  # of the mean log-likelihood on standardised columns
-_RANK_TOL = 1e-9
+_RANK_TOL = 1e-5  # above the square root of Newton's eigenvalue cut and the programme's 1e-7
 
 
 class NewtonLogistic(ClassifierMixin, BaseEstimator):
@@ -144,17 +144,28 @@ def independent_columns(standard: FloatArray) -> BoolArray:
 
 
 def separating_columns(X: FloatArray, labels: LabelArray) -> tuple[int, ...]:
-    r"""Return the columns of a direction that separates the classes, none if there is none.
+    r"""Return a smallest set of columns that separates the classes, none if there is none.
 
     A maximum of (P1) exists unless some :math:`\gamma \ne 0` has
     :math:`(2 y_i - 1) x_i'\gamma \ge 0` for all rows, strictly for one (Albert & Anderson 1984);
-    that is one linear programme.
+    that is one linear programme. Its solution may lean on columns it does not need, so each is left
+    out in turn, the last first.
 
     >>> separating_columns(np.array([[0.0], [1.0], [2.0]]), np.array([0, 0, 1], dtype=np.int8))
     (0,)
     >>> separating_columns(np.array([[0.0], [2.0], [1.0]]), np.array([0, 0, 1], dtype=np.int8))
     ()
     """
+    blamed = _separating_direction(X, labels)
+    for j in reversed(blamed):
+        rest = [k for k in blamed if k != j]
+        if _separating_direction(X[:, rest], labels):
+            blamed = tuple(rest)
+    return blamed
+
+
+def _separating_direction(X: FloatArray, labels: LabelArray) -> tuple[int, ...]:
+    """Return the columns of one direction that separates the classes, none if there is none."""
     signed = (2.0 * labels - 1.0)[:, None] * np.column_stack([X, np.ones(len(X))])
     found = linprog(-signed.mean(axis=0), A_ub=-signed, b_ub=np.zeros(len(X)), bounds=(-1.0, 1.0))
     if found.x is None or found.fun is None or found.fun >= -1e-9:

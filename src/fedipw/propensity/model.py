@@ -92,11 +92,13 @@ def cross_fitted_prob(
     *,
     folds: int = 5,
     rng: np.random.Generator,
+    names: Sequence[str] | None = None,
 ) -> FloatArray:
     """Return each row's P(selected) from a model that never saw its client.
 
     ``groups`` (n,) names the client of each row; all rows of a client share a fold, so that neither
-    its own selection nor its other rounds shape its probability.
+    its own selection nor its other rounds shape its probability. ``names`` of columns
+    serve error messages.
 
     >>> rng = np.random.default_rng(0)
     >>> X, y = rng.normal(size=(60, 1)), rng.random(60) < 0.5
@@ -108,7 +110,7 @@ def cross_fitted_prob(
     clients = len(np.unique(groups))
     if folds < 2 or folds > clients:
         raise InputError(f"{folds} folds over {clients} clients: need 2 to {clients}.")
-    names = [f"column {j}" for j in range(X.shape[1])]
+    names = [f"column {j}" for j in range(X.shape[1])] if names is None else names
     split = StratifiedGroupKFold(folds, shuffle=True, random_state=int(rng.integers(2**31)))
     prob = np.empty(len(y))
     for others, own in split.split(X, y, groups):

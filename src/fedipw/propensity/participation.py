@@ -110,7 +110,7 @@ class ParticipationModel:
                 f"Round {self.rounds + 1}: covariates have shape {covariates.shape}, expected "
                 f"({len(self._static)}, {self._offered})."
             )
-        check_finite(covariates, self.names, f"round {self.rounds + 1}")
+        check_finite(covariates, self.names[: self._offered], f"round {self.rounds + 1}")
         self._current = self._with_history(covariates)
 
     def prob(self, replied: BoolArray) -> tuple[FloatArray, Source]:
@@ -134,7 +134,9 @@ class ParticipationModel:
 
     def close(self, replied: BoolArray) -> None:
         """Take the replies of the open round, (n,)."""
-        self._log.append(self._opened(), replied)
+        current = self._opened()
+        check_rows(len(self._static), replied=replied)
+        self._log.append(current, replied)
         self._history = self._history.after(replied)
         self._current = None
 
