@@ -4,6 +4,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from threadpoolctl import threadpool_limits
 
 from fedipw.data.mechanisms import (
     DataAvailability,
@@ -14,6 +15,7 @@ from fedipw.data.mechanisms import (
 from fedipw.errors import InputError
 from fedipw.experiments.config import scenario_from
 from fedipw.experiments.scenario import Classifier, Scenario
+from fedipw.experiments.simulate import simulate
 from fedipw.propensity import FitWindow
 from fedipw.weights import Target
 
@@ -106,6 +108,8 @@ def test_other_participation_kinds(tmp_path: Path) -> None:
         ("participation = 3", r"\[participation\] must be a table"),
         ("target = 'rows'", r"target .*'client' or 'sample'"),
         ("seed = ", r"not readable TOML"),
+        ("seed = 2020-01-01", r"seed .*valid integer"),
+        ("methods = ['fedavg', 'fedavg']", r"Each method can be run once"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -134,3 +138,34 @@ def test_settings_no_run_can_have(tmp_path: Path, text: str, message: str) -> No
     scenario = scenario_from(written(tmp_path, text))
     with pytest.raises(InputError, match=message):
         scenario.simulation()
+
+
+def test_runs_without_limits_work_too(tmp_path: Path) -> None:
+    text = (
+        "rounds = 4\nmethods = ['fedipw']\n[population]\nsize = 150\n[propensity]\nhistory = true\n"
+    )
+    scenario = scenario_from(written(tmp_path, text))
+    assert not scenario.has_limits
+    summary = simulate(scenario, tmp_path / "run")
+    assert "errors" not in summary["methods"]["fedipw"]
+
+
+def test_folds_do_not_depend_on_which_methods_run(tmp_path: Path) -> None:
+    text = "rounds = 4\nmethods = [{}]\n[population]\nsize = 150\n[propensity]\nfolds = 3\n"
+    runs = []
+    for methods in ("'participation-only'", "'fedipw', 'collapsed', 'participation-only'"):
+        run = scenario_from(written(tmp_path, text.format(methods))).simulation(limits=False)
+        run.advance(4)
+        runs.append(run.history().of("participation-only").tobytes())
+    assert runs[0] == runs[1]
+
+
+def test_boosted_propensities_repeat_to_the_byte(tmp_path: Path) -> None:
+    text = "methods = ['fedipw']\n[population]\nsize = 300\n[propensity]\nclassifier = 'boosting'\n"
+    runs = []
+    for _ in range(2):
+        with threadpool_limits(1):  # OpenMP threads only wait for each other at this size
+            run = scenario_from(written(tmp_path, text)).simulation(limits=False)
+            run.advance(3)
+        runs.append(run.history().iterates.tobytes())
+    assert runs[0] == runs[1]

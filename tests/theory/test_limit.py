@@ -49,6 +49,14 @@ def test_horvitz_thompson_and_hajek_share_their_limit() -> None:
     np.testing.assert_allclose(parts["oracle"].limit, parts["oracle-hajek"].limit, atol=2e-3)
 
 
+def test_trimming_shows_as_bias_of_the_limit() -> None:
+    _, whole = parts_of(SMALL)
+    _, cut = parts_of(replace(SMALL, trim=1.5))
+    assert abs(whole["oracle"].bias) < 1e-13
+    assert cut["oracle"].bias > 1e-4
+    assert abs(cut["fedavg"].bias - whole["fedavg"].bias) < 1e-13  # equal weights are never cut
+
+
 def test_no_lottery_when_enrollment_is_certain() -> None:
     """With everyone almost surely enrolled the two limits coincide."""
     sure = replace(

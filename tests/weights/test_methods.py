@@ -7,7 +7,7 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.propensity import Source
-from fedipw.weights import METHODS, RoundReplies, Target, method_named
+from fedipw.weights import METHODS, RoundReplies, Target, method_named, trimmed
 from fedipw.weights.registry import Sizes
 from fedipw.weights.schemes import ParticipationOnly, expected_weights
 
@@ -88,6 +88,22 @@ def test_expected_weights_are_the_limit_of_large_rounds(name: str) -> None:
         mean += np.bincount(kinds[rows], scheme.weights(subset(given, rows)), minlength=6) / 400
     expected = np.bincount(kinds, expected_weights(scheme, given, chance), minlength=6)
     np.testing.assert_allclose(mean, expected, rtol=0.03)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_expected_trimmed_weights_are_the_limit_of_large_rounds(name: str) -> None:
+    """As above with weights cut at 1.2 times the mean: false alarm below 1e-6."""
+    scheme, copies, rng = method_named(name).scheme_for(SIZES), 400, np.random.default_rng(4)
+    kinds = np.repeat(np.arange(6), copies)
+    given = subset(replies(6), kinds)
+    chance = np.random.default_rng(2).uniform(0.2, 0.9, 6)[kinds]
+    mean = np.zeros(6)
+    for _ in range(400):
+        rows = np.flatnonzero(rng.random(len(kinds)) < chance)
+        cut = trimmed(scheme.weights(subset(given, rows)), 1.2).weights
+        mean += np.bincount(kinds[rows], cut, minlength=6) / 400
+    expected = np.bincount(kinds, expected_weights(scheme, given, chance, trim=1.2), minlength=6)
+    np.testing.assert_allclose(mean / mean.sum(), expected / expected.sum(), rtol=0.03)
 
 
 def test_the_table_of_weights() -> None:

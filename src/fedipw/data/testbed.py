@@ -37,8 +37,9 @@ class Testbed:
        Z_i &= (\pm 1,\; N(0,1) \text{ clipped to } \pm 2.5,\; N(0,1)), \qquad
        \tilde Z_i = Z_i \odot \text{loadings} \\
        x_{ij} &= \text{shift}\, \tilde Z_i M + N(0, I_d), \qquad
-       W_i = w_0 + \tilde Z_i C + \text{coefficient\_noise}\, N(0, I_d) \\
-       P(y_{ij} = 1) &= \sigma(x_{ij}' W_i + 0.6 z_{i1} + 0.6 z_{i2} + N(0, 0.15^2)) \qquad (D1)
+       W_i = w_0 + \text{concept\_shift}\, \tilde Z_i C + \text{coefficient\_noise}\, N(0, I_d) \\
+       P(y_{ij} = 1) &= \sigma(x_{ij}' W_i + a_i), \qquad
+       a_i = 0.6 z_{i1} + 0.6 z_{i2} + N(0, 0.15^2) \qquad (D1)
 
     M and C (3 x d, unit rows) and :math:`w_0` (norm 2) come from ``design_seed`` and stay fixed
     over seeds. ``rows_max`` gives clients between ``rows`` and ``rows_max`` rows.

@@ -19,14 +19,14 @@ _FILE = "checkpoint.npz"
 
 def save_checkpoint(directory: Path, state: Mapping[str, Any], fingerprint: str) -> None:
     """Write a state to ``directory``, atomically: a kill leaves the former one or this one."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     plain = _without_arrays(state, "", arrays)
     header = {"version": _VERSION, "fingerprint": fingerprint, "state": plain}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{_FILE}.partial"
     with temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(directory / _FILE)

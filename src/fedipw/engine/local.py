@@ -214,9 +214,7 @@ def client_updates(data: ClientData, work: LocalWork, l2: float, task: RoundWork
 def weighted_update(
     data: ClientData, work: LocalWork, l2: float, task: RoundWork, weights: FloatArray
 ) -> FloatArray:
-    r"""Return the weighted sum of updates without keeping any of them, (d + 1,).
-
-    .. math:: \sum_{i \in S} w_i \Delta_i \qquad (O3)
+    """Return the weighted sum of updates in (O3) without keeping any of them, (d + 1,).
 
     >>> from fedipw.data import Testbed
     >>> data = Testbed(size=4).draw(np.random.default_rng(0)).clients

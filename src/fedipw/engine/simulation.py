@@ -181,7 +181,7 @@ class Simulation:
             raise InputError("Limits need true participation probabilities; a trace has none.")
         units = weigher.propensities.everyone(draw.covariates, draw.participation_prob)
         for name, scheme in weigher.schemes.items():
-            self._limits[name].add(scheme, units, draw.participation_prob)
+            self._limits[name].add(scheme, units, draw.participation_prob, weigher.trim)
 
     def history(self) -> History:
         """Return everything so far."""

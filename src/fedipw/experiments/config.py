@@ -112,7 +112,7 @@ def _section(kind: type[T], table: Any, where: str) -> T:
 def _value(kind: Any, value: Any, where: str) -> Any:
     try:
         # JSON mode: arrays become tuples and strings become paths, yet "5" is no number
-        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(str(part) for part in fault['loc']) or 'value'}: {fault['msg']} "

@@ -95,6 +95,7 @@ class Cell:
         prob = run.federation.enrollment_prob
         return CellResult(
             cell=self,
+            methods=history.methods,
             since=since,
             excess_loss=losses - best.value,
             distance=np.linalg.norm(iterates - best.point, axis=2),
@@ -109,6 +110,7 @@ class CellResult:
     """Excess loss and distance of each method from round ``since`` on."""
 
     cell: Cell
+    methods: tuple[str, ...]
     since: int
     excess_loss: FloatArray  # (M, rounds kept)
     distance: FloatArray  # (M, rounds kept)
@@ -187,7 +189,7 @@ def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFra
                     loss=result.excess_loss[m],
                     distance=result.distance[m],
                 )
-                for m, method in enumerate(PAPER_METHODS)
+                for m, method in enumerate(result.methods)
             ]
         if "B" in settings.panels:
             tail = tail_length(cell.rounds, cell.scenario.training.tail)
@@ -196,7 +198,7 @@ def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFra
             distance = result.distance[:, -tail:].mean(axis=1, keepdims=True)
             parts += [
                 _block("B", method, cell.seed, x=x, loss=loss[m], distance=distance[m])
-                for m, method in enumerate(PAPER_METHODS)
+                for m, method in enumerate(result.methods)
             ]
     return pl.concat(parts).sort("panel", maintain_order=True)
 

@@ -16,6 +16,7 @@ from fedipw.data.mechanisms import (
     EnrollmentMechanism,
     LogisticEnrollment,
     ParticipationMechanism,
+    TraceAvailability,
     enrollment_draw,
 )
 from fedipw.data.mechanisms.base import score_of
@@ -50,7 +51,9 @@ class Classifier(Enum):
 
     def estimator(self) -> Any:
         """Return the classifier, none for the default."""
-        return HistGradientBoostingClassifier() if self is Classifier.BOOSTING else None
+        if self is Classifier.BOOSTING:
+            return HistGradientBoostingClassifier(random_state=0)  # the same seed, the same bytes
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,13 @@ class Scenario:
         tail_length(self.rounds, self.training.tail)
         for name in self.methods:
             method_named(name)
+        if len(set(self.methods)) != len(self.methods):
+            raise InputError(f"Each method can be run once, not {', '.join(self.methods)}.")
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether limits can be computed: not from a trace, nor from reply histories."""
+        return not (isinstance(self.participation, TraceAvailability) or self.propensity.history)
 
     def simulation(self, *, limits: bool = True) -> Simulation:
         """Return the run before its first round.
@@ -139,10 +149,9 @@ class Scenario:
             participation=process,
             enrollment_prob=prob,
         )
-        folding = np.random.default_rng([self.seed, 1])
         return Simulation(
             federation,
-            _weighers(self, federation, folding),
+            _weighers(self, federation),
             self.training.training(population),
             streams.training,
             limits_from=self.rounds // 2 + 1 if limits else None,
@@ -163,9 +172,7 @@ class Scenario:
         return FederatedLogistic(federation.clients, self.training.l2, weights)
 
 
-def _weighers(
-    scenario: Scenario, federation: Federation, rng: np.random.Generator
-) -> list[Weigher]:
+def _weighers(scenario: Scenario, federation: Federation) -> list[Weigher]:
     """Return one weigher for each kind of probabilities the methods need."""
     methods = [method_named(name) for name in scenario.methods]
     sizes = Sizes(federation.population.size, federation.population.enrolled_size)
@@ -173,7 +180,7 @@ def _weighers(
     for kind in SourceKind:
         mine = [m for m in methods if m.source is kind]
         if mine:
-            source = _source(kind, mine, scenario, federation, rng)
+            source = _source(kind, mine, scenario, federation)
             schemes = {m.name: m.scheme_for(sizes, scenario.target) for m in mine}
             weighers.append(Weigher(source, schemes, trim=scenario.trim))
     return weighers
@@ -184,7 +191,6 @@ def _source(
     methods: Sequence[Method],
     scenario: Scenario,
     federation: Federation,
-    rng: np.random.Generator,
 ) -> Propensities:
     population = federation.population
     if kind is SourceKind.NONE:
@@ -205,6 +211,7 @@ def _source(
     columns = federation.participation.columns
     if kind is SourceKind.COLLAPSED:
         units = _units(federation, np.ones(population.size))
+        rng = _folding(scenario, "collapsed")
         return Collapsed(units, ParticipationModel(static, names, columns, participation, rng))
     prob = np.ones(population.size)
     if any(m.uses_enrollment for m in methods):
@@ -213,10 +220,16 @@ def _source(
             settings.enrollment_columns,
             classifier=settings.classifier.estimator(),
             folds=settings.folds,
-            rng=rng,
+            rng=_folding(scenario, "enrollment"),
         ).prob
+    rng = _folding(scenario, "participation")
     model = ParticipationModel(static[population.enrolled], names, columns, participation, rng)
     return TwoStage(_units(federation, prob), model)
+
+
+def _folding(scenario: Scenario, stage: str) -> np.random.Generator:
+    """Return the chance of a stage's folds, whichever methods run."""
+    return np.random.default_rng([scenario.seed, *stage.encode()])
 
 
 def _units(federation: Federation, enrollment_prob: FloatArray) -> Units:

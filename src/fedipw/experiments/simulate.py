@@ -10,7 +10,6 @@ from typing import Any
 
 import polars as pl
 
-from fedipw.data.mechanisms import TraceAvailability
 from fedipw.engine import Simulation, load_checkpoint, save_checkpoint
 from fedipw.errors import InputError
 from fedipw.experiments.files import check_directory, environment, staged
@@ -39,8 +38,7 @@ def simulate(
     check_directory(out)
     checkpoint = out / "checkpoint"
     fingerprint = _fingerprint(scenario)
-    traced = isinstance(scenario.participation, TraceAvailability)
-    run = scenario.simulation(limits=not traced)
+    run = scenario.simulation(limits=scenario.has_limits)
     if resume:
         state = load_checkpoint(checkpoint, fingerprint)
         if state is None:
@@ -59,8 +57,9 @@ def simulate(
         if progress is not None:
             progress(done, scenario.rounds)
 
-    if not resume and (out / "summary.json").exists():
-        (out / "summary.json").unlink()  # its history is about to be replaced
+    if not resume:
+        save_checkpoint(checkpoint, run.state(), fingerprint)
+        (out / "summary.json").unlink(missing_ok=True)  # from here on this run is unfinished
     run.advance(scenario.rounds - run.rounds, after=after)
     return _written(scenario, run, out)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray, LabelArray
 
 _SUSPECT = 15.0  # |log odds| beyond which separation is looked for
-_GRADIENT_TOL = 1e-12  # of the mean log-likelihood on standardised columns
+GRADIENT_TOL = 1e-12  # of the mean log-likelihood on standardised columns
 _RANK_TOL = 1e-5  # above the square root of Newton's eigenvalue cut and the programme's 1e-7
 
 
@@ -87,6 +87,7 @@ class NewtonLogistic(ClassifierMixin, BaseEstimator):
         self.coef_ = coef[None, :]
         self.intercept_ = np.array([result.point[-1] - coef @ centre])
         self.n_iter_ = max(1, result.iterations)
+        self.gradient_norm_ = result.gradient_norm
         self.dropped_ = np.flatnonzero(~kept)
         log_odds = used @ result.point[:-1] + result.point[-1]
         suspect = not result.converged or np.abs(log_odds).max() > _SUSPECT
@@ -209,7 +210,7 @@ def _fitted(
     rate = float(share @ labels)
     start = np.zeros(X.shape[1] + 1)
     start[-1] = np.log(rate / (1.0 - rate))
-    return newton_minimum(objective, start, gradient_tol=_GRADIENT_TOL, max_iterations=max_iter)
+    return newton_minimum(objective, start, gradient_tol=GRADIENT_TOL, max_iterations=max_iter)
 
 
 def _warn_unless_fine(separation: tuple[int, ...], result: NewtonResult) -> None:

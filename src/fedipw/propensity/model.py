@@ -12,7 +12,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.propensity.logistic import NewtonLogistic, binary_labels
+from fedipw.propensity.logistic import GRADIENT_TOL, NewtonLogistic, binary_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def fitted_model(
     if isinstance(inner, NewtonLogistic) and inner.separation_:
         raise SeparationError(tuple(names[j] for j in inner.separation_), len(X))
     if isinstance(inner, NewtonLogistic) and not inner.converged_:
-        raise NotConvergedError(inner.n_iter_, float("nan"), 1e-12)
+        raise NotConvergedError(inner.n_iter_, inner.gradient_norm_, GRADIENT_TOL)
     return model
 
 

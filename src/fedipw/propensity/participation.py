@@ -36,6 +36,7 @@ class Source(Enum):
     PAST_RATE = "reply rate of past rounds"
     ROUND_RATE = "reply rate of this round"
     SEPARATED_RATE = "reply rate, the model separates"
+    UNCONVERGED_RATE = "reply rate, the model did not converge"
     KNOWN = "known"
     NONE = "not modelled"
 
@@ -168,8 +169,10 @@ class ParticipationModel:
             return rate, constant
         try:
             return self._model(log), Source.MODEL
-        except (SeparationError, NotConvergedError):
+        except SeparationError:
             return rate, Source.SEPARATED_RATE
+        except NotConvergedError:
+            return rate, Source.UNCONVERGED_RATE
 
     def _model(self, log: RoundLog) -> Predictor:
         panel = log.panel(self._static)

@@ -36,10 +36,17 @@ class LimitWeights:
         self._sums = np.zeros((2, len(enrolled)))
         self._rounds = 0
 
-    def add(self, scheme: Scheme, units: RoundReplies, participation_prob: FloatArray) -> None:
+    def add(
+        self,
+        scheme: Scheme,
+        units: RoundReplies,
+        participation_prob: FloatArray,
+        trim: float | None = None,
+    ) -> None:
         """Add a round: all N units as the scheme sees them, and their true participation, (N,)."""
         for row, stage in enumerate((self._enrolled.astype(np.float64), self._enrollment_prob)):
-            self._sums[row] += expected_weights(scheme, units, stage * participation_prob)
+            chance = stage * participation_prob
+            self._sums[row] += expected_weights(scheme, units, chance, trim=trim)
         self._rounds += 1
 
     @property
@@ -78,8 +85,9 @@ class ErrorParts:
        \underbrace{F(\bar\theta) - F^\star}_{\text{bias}} \qquad (L2)
 
     :math:`\theta_{lim}` is the scheme's limit given who enrolled, :math:`\bar\theta` its limit over
-    enrollment. Optimisation error holds what more rounds or averaging remove; the lottery can be
-    negative, as when fitted probabilities undo part of the draw.
+    enrollment. Optimisation error is the rest: too few rounds, the noise of the last ones, and
+    client drift where clients take several local steps. The lottery can be negative, as when fitted
+    probabilities undo part of the draw.
     """
 
     optimisation: float

@@ -62,7 +62,7 @@ class RoundWeights:
 
     @property
     def total(self) -> float:
-        """Sum of weights: 1 on average for Horvitz–Thompson, 1 exactly for Hájek."""
+        """Sum of weights: 1 on average for Horvitz–Thompson, 1 exactly for untrimmed Hájek."""
         return float(self.weights.sum())
 
     @property

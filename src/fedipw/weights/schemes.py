@@ -29,7 +29,9 @@ class Scheme(Protocol):
         ...
 
 
-def expected_weights(scheme: Scheme, units: RoundReplies, reply_prob: FloatArray) -> FloatArray:
+def expected_weights(
+    scheme: Scheme, units: RoundReplies, reply_prob: FloatArray, *, trim: float | None = None
+) -> FloatArray:
     r"""Return each unit's mean contribution to a round, E[A_i w_i], (n,).
 
     .. math:: v_i = P(A_i = 1)\, w_i, \qquad
@@ -37,9 +39,13 @@ def expected_weights(scheme: Scheme, units: RoundReplies, reply_prob: FloatArray
        \text{ if self-normalised} \qquad (L1)
 
     Exact for schemes whose weight of i depends on i alone; for self-normalised ones it is the limit
-    of large rounds. ``units`` describes all n units as if all had replied.
+    of large rounds. ``units`` describes all n units as if all had replied. With ``trim``, weights
+    are cut at this multiple of the mean weight of a round's replies (W7), again in that limit.
     """
-    mass = reply_prob * scheme.weights(units)
+    weights = scheme.weights(units)
+    if trim is not None:
+        weights = np.minimum(weights, trim * (reply_prob @ weights) / reply_prob.sum())
+    mass = reply_prob * weights
     expected: FloatArray = mass / mass.sum() if scheme.self_normalised else mass
     return expected
 

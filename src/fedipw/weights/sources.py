@@ -145,6 +145,7 @@ class TwoStage:
     def __init__(self, units: Units, participation: ParticipationModel) -> None:
         self.units, self._participation = units, participation
         self._rows, self._index = np.flatnonzero(units.enrolled), 0
+        self._prob = np.ones(len(self._rows))
         self._source = Source.PAST_RATE
 
     def open(self, opening: RoundOpening) -> None:
@@ -154,8 +155,9 @@ class TwoStage:
 
     def replies(self, replied: BoolArray) -> RoundReplies:
         """Return what is known of those who replied."""
-        prob, self._source = self._participation.prob(replied)
-        return self.units.replies(self._index, self._rows[replied], prob[replied], self._source)
+        self._prob, self._source = self._participation.prob(replied)
+        rows = self._rows[replied]
+        return self.units.replies(self._index, rows, self._prob[replied], self._source)
 
     def close(self, replied: BoolArray) -> None:
         """Take the replies of the round."""
@@ -165,6 +167,7 @@ class TwoStage:
         """Return all units under the present fits."""
         del true_prob
         prob = self._participation.elsewhere(self.units.static, covariates)
+        prob[self._rows] = self._prob  # the enrolled keep their own, cross-fitted or not
         return self.units.replies(self._index, np.arange(len(prob)), prob, self._source)
 
     def state(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Weigher:
         *,
         trim: float | None = None,
     ) -> None:
-        self.propensities, self.schemes, self._trim = propensities, dict(schemes), trim
+        self.propensities, self.schemes, self.trim = propensities, dict(schemes), trim
         self._phase = _Phase.BETWEEN
 
     def open(self, opening: RoundOpening) -> None:
@@ -89,9 +89,9 @@ class Weigher:
 
     def _weighted(self, scheme: Scheme, replies: RoundReplies) -> RoundWeights:
         weights = scheme.weights(replies)
-        if self._trim is None:
+        if self.trim is None:
             return RoundWeights(replies=replies, weights=weights)
-        report = trimmed(weights, self._trim)
+        report = trimmed(weights, self.trim)
         return RoundWeights(replies=replies, weights=report.weights, trimming=report)
 
     def _require_open(self) -> None:

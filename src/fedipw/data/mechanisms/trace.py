@@ -82,11 +82,17 @@ def _aligned(
     ids = population.frame.select("unit_id")
     try:
         joined = ids.join(part, on="unit_id", how="left", maintain_order="left")
+        strangers = part.join(ids, on="unit_id", how="anti")["unit_id"].to_list()
     except pl.exceptions.SchemaError as error:
         raise InputError(
             f"{path}: unit_id is {part['unit_id'].dtype} but the population's is "
             f"{population.frame['unit_id'].dtype}."
         ) from error
+    if strangers:
+        raise InputError(
+            f"{path}: round {number} names {len(strangers)} clients that are not in the population "
+            f"({some(strangers)}). Leave them out of the trace."
+        )
     absent = joined.filter(pl.col("replied").is_null())["unit_id"]
     if len(absent):
         raise InputError(
