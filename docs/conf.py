@@ -8,6 +8,9 @@ from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 project = "fedipw"
 author = "The fedipw developers"
 copyright = "The fedipw developers"  # Sphinx reads this name
@@ -17,7 +20,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build"]
@@ -40,6 +42,7 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_title = f"fedipw {release}"
@@ -86,5 +89,24 @@ def _escaped(text: str) -> str:
     return re.sub(r"([*`|_\\])", r"\\\1", text)
 
 
+def _mathml(latex: str, display: str) -> str:
+    """Return a formula as MathML: every browser draws it, without a network."""
+    latex = re.sub(r"\\(begin|end)\{aligned\}", "", latex)
+    if "&" in latex:
+        latex = rf"\begin{{align*}}{latex}\end{{align*}}"
+    return convert(latex, display=display)
+
+
+def _inline_math(self, node):
+    self.body.append(_mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def _block_math(self, node):
+    self.body.append(f'<div class="math">{_mathml(node.astext(), "block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("autodoc-process-docstring", _on_docstring, priority=400)  # before napoleon

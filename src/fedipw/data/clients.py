@@ -65,7 +65,7 @@ class ClientData:
 
     @property
     def n_parameters(self) -> int:
-        """Length of the model: one coefficient per feature and the intercept."""
+        """Length of the model, one coefficient per feature and the intercept."""
         return int(self.features.shape[1]) + 1
 
     @property
