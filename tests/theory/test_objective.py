@@ -46,6 +46,15 @@ def test_value_and_gradient_from_the_definition(clients: ClientData, by_sample: 
     np.testing.assert_allclose(at.hessian, np.array(slopes) / 2e-6, atol=1e-8)
 
 
+def test_gradients_of_single_clients(clients: ClientData, monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = np.random.default_rng(4).normal(size=6)
+    objective = FederatedLogistic(clients, L2, target_weights(clients))
+    one = [plain(clients, np.eye(clients.size)[i], theta)[1] for i in range(clients.size)]
+    np.testing.assert_allclose(objective.client_gradients(theta), one, rtol=1e-11, atol=1e-14)
+    monkeypatch.setattr("fedipw.data.clients._CHUNK_ROWS", 50)
+    np.testing.assert_allclose(objective.client_gradients(theta), one, rtol=1e-11, atol=1e-14)
+
+
 def test_the_minimum_has_gradient_below_1e_10(clients: ClientData) -> None:
     weights = np.random.default_rng(2).uniform(0.0, 1.0, clients.size)
     best = FederatedLogistic(clients, L2, weights).minimum()

@@ -45,6 +45,8 @@ class ClientData:
         if self.labels.dtype != np.int8:
             raise InputError(f"labels must be int8 (0 or 1), not {self.labels.dtype}.")
         steps = np.diff(self.offsets)
+        if len(self.offsets) < 2:
+            raise InputError("There are no clients: offsets needs at least two entries.")
         if self.offsets[0] != 0 or self.offsets[-1] != rows or (steps < 0).any():
             raise InputError(f"offsets must rise from 0 to the number of rows, {rows}.")
         if (steps == 0).any():
@@ -53,10 +55,22 @@ class ClientData:
                 f"{some(np.flatnonzero(steps == 0).tolist())}); a local loss needs at least one."
             )
         if self.labels.size and (self.labels.min() < 0 or self.labels.max() > 1):
-            raise InputError("labels must be 0 or 1.")
+            row = int(np.flatnonzero((self.labels < 0) | (self.labels > 1))[0])
+            raise InputError(
+                f"labels must be 0 or 1; row {row} of client {self._owner(row)} has "
+                f"{self.labels[row]}."
+            )
         for start in range(0, rows, _CHUNK_ROWS):
-            if not np.isfinite(self.features[start : start + _CHUNK_ROWS]).all():
-                raise InputError("features have missing or infinite values.")
+            fine = np.isfinite(self.features[start : start + _CHUNK_ROWS]).all(axis=1)
+            if not fine.all():
+                row = start + int(np.argmin(fine))
+                raise InputError(
+                    f"features have missing or infinite values, first in row {row} of client "
+                    f"{self._owner(row)}. Fill or drop such rows."
+                )
+
+    def _owner(self, row: int) -> int:
+        return int(np.searchsorted(self.offsets, row, side="right")) - 1
 
     @property
     def size(self) -> int:

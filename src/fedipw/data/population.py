@@ -151,7 +151,9 @@ class Population:
     def with_enrolled(self, enrolled: BoolArray) -> Population:
         """Return the same clients with other enrollment flags."""
         check_rows(self.size, enrolled=enrolled)
-        return Population(self.frame.with_columns(pl.Series(ENROLLED, np.asarray(enrolled, bool))))
+        if np.asarray(enrolled).dtype != np.bool_:
+            raise InputError(f"enrolled must be true or false, not {np.asarray(enrolled).dtype}.")
+        return Population(self.frame.with_columns(pl.Series(ENROLLED, enrolled)))
 
 
 def _is_number(series: pl.Series) -> bool:

@@ -69,7 +69,9 @@ class Testbed:
 
     def __post_init__(self) -> None:
         for name in ("size", "rows", "features"):
-            check_positive(getattr(self, name), name)
+            value = check_positive(getattr(self, name), name)
+            if value != int(value):
+                raise InputError(f"{name} must be a whole number, not {value!r}.")
         if self.rows_max is not None and self.rows_max < self.rows:
             raise InputError(f"rows_max = {self.rows_max} is below rows = {self.rows}.")
 

@@ -132,7 +132,7 @@ def newton_minimum(
 
 
 def _newton_step(at: Sums) -> FloatArray | None:
-    """Return H^-1 g, the least-norm solution where H is singular along g's null directions."""
+    """Return H^-1 g; where H is singular, the least such step in units of H's diagonal."""
     scale = np.sqrt(np.diag(at.hessian))
     if not np.isfinite(at.hessian).all() or not np.isfinite(at.gradient).all():
         return None

@@ -145,7 +145,7 @@ def independent_columns(standard: FloatArray) -> BoolArray:
 
 
 def separating_columns(X: FloatArray, labels: LabelArray) -> tuple[int, ...]:
-    r"""Return a smallest set of columns that separates the classes, none if there is none.
+    r"""Return a minimal set of columns that separates the classes, none if there is none.
 
     A maximum of (P1) exists unless some :math:`\gamma \ne 0` has
     :math:`(2 y_i - 1) x_i'\gamma \ge 0` for all rows, strictly for one (Albert & Anderson 1984);

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.propensity.logistic import GRADIENT_TOL, NewtonLogistic, binary_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import FloatArray, IdArray
+    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
 
 
 class PropensityModel(ClassifierMixin, BaseEstimator):
@@ -84,6 +84,18 @@ def fitted_model(
     return model
 
 
+def _folds(
+    y: BoolArray, groups: IdArray, folds: int, rng: np.random.Generator
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield (others, own) rows of each fold; all rows of a client share one."""
+    chance = int(rng.integers(2**31))
+    if len(np.unique(groups)) == len(y):  # one row each: the plain split is fast for any number
+        yield from StratifiedKFold(folds, shuffle=True, random_state=chance).split(y, y)
+    else:
+        split = StratifiedGroupKFold(folds, shuffle=True, random_state=chance)
+        yield from split.split(y, y, groups)
+
+
 def cross_fitted_prob(
     classifier: Any,
     X: FloatArray,
@@ -111,9 +123,8 @@ def cross_fitted_prob(
     if folds < 2 or folds > clients:
         raise InputError(f"{folds} folds over {clients} clients: need 2 to {clients}.")
     names = [f"column {j}" for j in range(X.shape[1])] if names is None else names
-    split = StratifiedGroupKFold(folds, shuffle=True, random_state=int(rng.integers(2**31)))
     prob = np.empty(len(y))
-    for others, own in split.split(X, y, groups):
+    for others, own in _folds(y, groups, folds, rng):
         prob[own] = fitted_model(classifier, X[others], y[others], names).predict_proba(X[own])[
             :, 1
         ]

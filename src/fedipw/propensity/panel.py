@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 512  # clients per chunk; chunks are summed in order, whatever the number of threads
 _FLUSH = 512  # rounds after which a running product of factors in (1, 2] is turned into a sum
-_SUSPECT = 15.0
-_FLAT = 1e-6
+_SUSPECT = 10.0  # |log odds| beyond which separation is looked for
+_FLAT = 1e-6  # curvature, relative to that at even odds, below which a direction has no maximum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from fedipw.errors import InputError
+from fedipw.numerics.checks import check_probability
 from fedipw.theory.objective import FederatedLogistic
 from fedipw.weights.schemes import Scheme, expected_weights
 
@@ -122,3 +123,22 @@ def error_parts(target: FederatedLogistic, weights: LimitWeights, theta: FloatAr
         limit=limits[0],
         limit_over_enrollment=limits[1],
     )
+
+
+def lottery_term(target: FederatedLogistic, enrollment_prob: FloatArray) -> float:
+    r"""Return the mean excess loss that one draw of enrollment costs the oracle, to first order.
+
+    .. math:: \frac{1}{2N}\, \text{tr}\!\left(H^{-1}\, \text{mean}\!\left[
+       \frac{1 - \pi^{enr}_i}{\pi^{enr}_i} \nabla f_i \nabla f_i'\right]\right)
+       \quad \text{at } \theta^\star \qquad (L3)
+
+    H is the Hessian of F, which must weight all N clients alike. Rounds never remove this term.
+    """
+    prob = check_probability(enrollment_prob, "enrollment_prob")
+    if not np.allclose(target.client_weights, target.client_weights[0]):
+        raise InputError("The lottery term is for the mean over clients; the weights differ.")
+    best = target.minimum()
+    gradients = target.client_gradients(best.point)
+    spread = (gradients * ((1.0 - prob) / prob)[:, None]).T @ gradients / len(prob)
+    hessian = target.sums(best.point).hessian
+    return float(np.trace(np.linalg.solve(hessian, spread)) / (2.0 * len(prob)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import expit
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
@@ -78,6 +79,17 @@ class FederatedLogistic:
             gradient + self.l2 * theta,
             hessian + self.l2 * np.eye(len(theta)),
         )
+
+    def client_gradients(self, theta: FloatArray) -> FloatArray:
+        """Return the gradient of every client's own loss, (N, d + 1)."""
+        out = np.empty((self.clients.size, len(theta)))
+        for who, rows in self.clients.chunks():
+            x = self.clients.features[rows]
+            residual = expit(x @ theta[:-1] + theta[-1]) - self.clients.labels[rows]
+            starts = self.clients.offsets[who] - self.clients.offsets[who.start]
+            out[who, :-1] = np.add.reduceat(residual[:, None] * x, starts, axis=0)
+            out[who, -1] = np.add.reduceat(residual, starts)
+        return out / self.clients.counts[:, None] + self.l2 * theta
 
     def losses(self, thetas: FloatArray) -> FloatArray:
         """Return the value at each row of ``thetas`` (T, d + 1), in one pass over the data."""

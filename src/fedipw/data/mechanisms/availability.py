@@ -77,7 +77,7 @@ class MarkovProcess:
             index=self._round,
             covariates=before[:, None],
             participation_prob=prob,
-            replied=self._available,
+            replied=self._available.copy(),
         )
 
     def state(self) -> dict[str, Any]:
@@ -130,8 +130,14 @@ class DataAvailability:
                 "Availability by size needs clients of different size; all have "
                 f"{clients.counts[0]} rows. Set rows_max above rows."
             )
+        label_share = _standardised(clients.label_share)
+        if self.label and not label_share.any():
+            raise InputError(
+                "Availability by label needs clients of different label share; all have "
+                f"{clients.label_share[0]:.3g}."
+            )
         score = score_of(population, self.coefficients) + self.size * log_rows
-        score += self.label * _standardised(clients.label_share)
+        score += self.label * label_share
         prob = sigmoids(score, solved_intercept(lambda: [score], self.rate))
         seen = self.observe_size and log_rows.any()
         return DataProcess(prob, {"log_rows": log_rows} if seen else {}, rng)

@@ -109,4 +109,8 @@ def solved_intercept(scores: Callable[[], Iterable[FloatArray]], rate: float) ->
         if following == a:
             break
         a = following
+    else:
+        raise InputError(
+            f"No intercept was found for a mean rate of {rate!r}; scores are too wide."
+        )
     return a

@@ -63,14 +63,20 @@ def _read(path: Path) -> pl.DataFrame:
         raise InputError(f"{path} has no column {some(missing)}; it has {some(frame.columns)}.")
     if frame.height == 0:
         raise InputError(f"{path} has no rows.")
-    text = [c for c in frame.columns if c not in _KEYS and not frame[c].dtype.is_numeric()]
+    text = [c for c in frame.columns if c not in _KEYS and not _is_number(frame[c])]
     if text:
         raise InputError(f"{path}: pre-round covariates must be numeric; {some(text)} are not.")
     if frame["replied"].dtype != pl.Boolean or frame["replied"].null_count():
         raise InputError(f"{path}: replied must be true or false in every row.")
+    if not frame["round"].dtype.is_integer():
+        raise InputError(f"{path}: round must be a whole number, not {frame['round'].dtype}.")
     if frame["round"].null_count():
         raise InputError(f"{path}: {frame['round'].null_count()} rows have no round.")
     return frame
+
+
+def _is_number(series: pl.Series) -> bool:
+    return series.dtype.is_numeric() or series.dtype == pl.Boolean
 
 
 def _aligned(

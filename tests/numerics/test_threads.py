@@ -1,0 +1,102 @@
+"""Work shared between threads: every index once, and the same bytes for any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedipw.numerics import threads
+from fedipw.numerics.logistic import logistic_losses, logistic_sums
+from fedipw.numerics.threads import limit_threads, over_ranges
+from fedipw.propensity.panel import Panel
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Limit the threads for a while."""
+    before = threads._Limit.threads
+    limit_threads(count)
+    try:
+        yield
+    finally:
+        limit_threads(before)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    count=st.integers(0, 1000), limit=st.integers(1, 4), work=st.sampled_from([0.0, 1e5 - 1, 1e9])
+)
+def test_ranges_cover_every_index_exactly_once(count: int, limit: int, work: float) -> None:
+    seen, ranges, lock = np.zeros(count, dtype=int), [], Lock()
+
+    def visit(start: int, stop: int) -> None:
+        with lock:
+            seen[start:stop] += 1
+            ranges.append((start, stop))
+
+    with at_most(limit):
+        over_ranges(count, visit, work=work)
+    assert (seen == 1).all()
+    assert len(ranges) == (1 if work < 1e5 else max(1, min(limit, count)))
+    if count >= limit:
+        sizes = [stop - start for start, stop in ranges]
+        assert max(sizes) - min(sizes) <= 1  # an even split
+
+
+def test_a_limit_below_one_means_one() -> None:
+    with at_most(0):
+        ranges: list[tuple[int, int]] = []
+        over_ranges(10, lambda a, b: ranges.append((a, b)), work=1e9)
+        assert ranges == [(0, 10)]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_any_range_reaches_the_caller(failing: int) -> None:
+    def fail(start: int, stop: int) -> None:
+        if (start > 0) == bool(failing):
+            raise ArithmeticError(f"range {start} to {stop}")
+
+    with at_most(2), pytest.raises(ArithmeticError, match="range"):
+        over_ranges(10, fail, work=1e9)
+
+
+def some_panel(clients: int, rounds: int) -> Panel:
+    rng = np.random.default_rng(5)
+    static = np.column_stack([np.ones(clients), rng.normal(size=(clients, 2))])
+    varying = rng.normal(size=(rounds, 2, clients))
+    return Panel(
+        static=static, varying=varying, replied=np.asarray(rng.random((rounds, clients)) < 0.3)
+    )
+
+
+def panel_bytes(limit: int) -> list[bytes]:
+    panel = some_panel(clients=1700, rounds=20)  # four chunks of clients, the last one partial
+    with at_most(limit):
+        at = panel.sums(np.array([0.1, -0.2, 0.3, 0.5, -0.5]))
+        fit = panel.fit(np.zeros(5)).result
+    values = np.array([at.value, fit.value])
+    return [a.tobytes() for a in (values, at.gradient, at.hessian, fit.point, fit.hessian)]
+
+
+def logistic_bytes(limit: int) -> list[bytes]:
+    rng = np.random.default_rng(6)
+    features, labels = rng.normal(size=(30_000, 5)), rng.integers(0, 2, 30_000).astype(np.int8)
+    weight, betas = rng.random(30_000), rng.normal(size=(3, 6))
+    with at_most(limit):
+        at = logistic_sums(features, labels, weight, betas[0])
+        losses = logistic_losses(features, labels, weight, betas)
+    return [a.tobytes() for a in (np.array([at.value]), at.gradient, at.hessian, losses)]
+
+
+def test_panel_sums_do_not_depend_on_the_number_of_threads() -> None:
+    assert panel_bytes(1) == panel_bytes(2) == panel_bytes(3)
+
+
+def test_logistic_sums_do_not_depend_on_the_number_of_threads() -> None:
+    assert logistic_bytes(1) == logistic_bytes(2)
