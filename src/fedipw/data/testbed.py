@@ -88,26 +88,30 @@ class Testbed:
 
     def draw(self, rng: np.random.Generator) -> TestbedDraw:
         """Return a population and its clients' data, (D1)."""
-        M, C, w0 = self.design()
         N = self.size
         Z = np.empty((N, 3))
         Z[:, 0] = 2.0 * rng.integers(0, 2, N) - 1.0
         Z[:, 1] = np.clip(rng.standard_normal(N), -self.clip, self.clip)
         Z[:, 2] = rng.standard_normal(N)
+        columns = {"unit_id": np.arange(N), **{f"z{j + 1}": Z[:, j] for j in range(3)}}
+        return TestbedDraw(population=Population.of(columns), clients=self.clients_given(Z, rng))
+
+    def clients_given(self, Z: FloatArray, rng: np.random.Generator) -> ClientData:
+        """Return data of clients with these covariates (n, 3), all but Z drawn anew."""
+        M, C, w0 = self.design()
+        n = len(Z)
         loaded = Z * np.array(self.loadings)
         W = w0 + self.concept_shift * loaded @ C
-        W += self.coefficient_noise * rng.standard_normal((N, self.features))
+        W += self.coefficient_noise * rng.standard_normal((n, self.features))
         intercepts = Z @ np.array(self.intercept_loadings)
-        intercepts += self.intercept_noise * rng.standard_normal(N)
-        counts = self._counts(rng)
-        clients = _local_data(self.shift * loaded @ M, W, intercepts, counts, rng)
-        columns = {"unit_id": np.arange(N), **{f"z{j + 1}": Z[:, j] for j in range(3)}}
-        return TestbedDraw(population=Population.of(columns), clients=clients)
+        intercepts += self.intercept_noise * rng.standard_normal(n)
+        counts = self._counts(n, rng)
+        return _local_data(self.shift * loaded @ M, W, intercepts, counts, rng)
 
-    def _counts(self, rng: np.random.Generator) -> IntArray:
+    def _counts(self, clients: int, rng: np.random.Generator) -> IntArray:
         if self.rows_max is None:
-            return np.full(self.size, self.rows, dtype=np.int64)
-        return rng.integers(self.rows, self.rows_max, self.size, endpoint=True)
+            return np.full(clients, self.rows, dtype=np.int64)
+        return rng.integers(self.rows, self.rows_max, clients, endpoint=True)
 
 
 def _local_data(

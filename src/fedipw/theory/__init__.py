@@ -1,13 +1,73 @@
-"""What a scheme converges to, and how far that is from the target."""
+"""What a scheme converges to, how far that is from the target, and what bounds it."""
 
+from fedipw.theory.bound import (
+    Bound,
+    Condition,
+    Schedule,
+    convergence_bound,
+    printed_bound,
+    recommended_schedule,
+    step_limit,
+    variance_constant,
+)
+from fedipw.theory.constants import (
+    Grade,
+    ProblemConstants,
+    estimated_constants,
+    logistic_constants,
+)
+from fedipw.theory.floors import (
+    efficiency_bound,
+    exact_floor,
+    first_order_floor,
+    redrawn_variance,
+    residual_variance,
+)
+from fedipw.theory.instances import CurvedPair, TwoClients, UnequalPair
 from fedipw.theory.limit import ErrorParts, LimitWeights, error_parts, lottery_term
 from fedipw.theory.objective import FederatedLogistic, target_weights
+from fedipw.theory.weight_errors import (
+    WeightErrors,
+    participation_only_errors,
+    relative_ratio,
+    sensitivity_errors,
+    sensitivity_ratios,
+    weight_errors,
+    weight_ratio,
+)
 
 __all__ = [
+    "Bound",
+    "Condition",
+    "CurvedPair",
     "ErrorParts",
     "FederatedLogistic",
+    "Grade",
     "LimitWeights",
+    "ProblemConstants",
+    "Schedule",
+    "TwoClients",
+    "UnequalPair",
+    "WeightErrors",
+    "convergence_bound",
+    "efficiency_bound",
     "error_parts",
+    "estimated_constants",
+    "exact_floor",
+    "first_order_floor",
+    "logistic_constants",
     "lottery_term",
+    "participation_only_errors",
+    "printed_bound",
+    "recommended_schedule",
+    "redrawn_variance",
+    "relative_ratio",
+    "residual_variance",
+    "sensitivity_errors",
+    "sensitivity_ratios",
+    "step_limit",
     "target_weights",
+    "variance_constant",
+    "weight_errors",
+    "weight_ratio",
 ]

@@ -1,0 +1,115 @@
+"""Small problems with known answers: the lower bound, and where the printed theorem fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoClients:
+    r"""Two quadratic clients on which the floor is met with equality.
+
+    .. math:: f_{1,2}(\theta) = \frac{\mu}{2}(\theta \mp a)^2, \quad \rho = (1 + \epsilon,
+       1 - \epsilon): \qquad F(\theta_\rho^\star) - F^\star = \frac{\epsilon^2 G^2}{2\mu}
+       \qquad (T10)
+
+    with :math:`G = \mu a`. The statement in the paper has 1/8 in place of 1/2.
+
+    >>> pair = TwoClients(strong_convexity=2.0, distance=3.0)
+    >>> pair.suboptimality(0.5), 0.5**2 * pair.heterogeneity**2 / (2 * 2.0)
+    (2.25, 2.25)
+    """
+
+    strong_convexity: float = 1.0  # mu
+    distance: float = 1.0  # a
+
+    def __post_init__(self) -> None:
+        check_positive(self.strong_convexity, "strong_convexity")
+        check_positive(self.distance, "distance")
+
+    @property
+    def heterogeneity(self) -> float:
+        """G = mu a."""
+        return self.strong_convexity * self.distance
+
+    def minimiser(self, weight_error: float) -> float:
+        """Return the minimiser of the misweighted objective, by its first-order condition."""
+        if not 0.0 <= weight_error <= 0.5:
+            raise InputError(f"eps_w must lie in [0, 1/2], not {weight_error!r}.")
+        first, second = 1.0 + weight_error, 1.0 - weight_error
+        return (first - second) * self.distance / (first + second)
+
+    def loss(self, theta: float) -> float:
+        """Return the target objective at a point."""
+        a, mu = self.distance, self.strong_convexity
+        return 0.25 * mu * ((theta - a) ** 2 + (theta + a) ** 2)
+
+    def suboptimality(self, weight_error: float) -> float:
+        """Return F(theta_rho*) - F*."""
+        return self.loss(self.minimiser(weight_error)) - self.loss(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvedPair:
+    r"""Half the clients :math:`\tfrac{L}{2}\theta^2`, half :math:`-\tfrac{L - 2\mu}{2}\theta^2`.
+
+    F is mu-strongly convex, every client is L-smooth, and at the minimum 0 all gradients vanish:
+    G = sigma = 0. With everyone taking part and exact weights the printed bound goes to 0 for any
+    step up to its limit; but local steps of the concave half run away, and the mean of the local
+    models may grow.
+
+    >>> pair = CurvedPair(smoothness=50.0, strong_convexity=1.0)
+    >>> round(pair.growth(local_steps=10, effective_step=1 / (9 * 50.0)), 3)
+    1.003
+    """
+
+    smoothness: float
+    strong_convexity: float
+
+    def growth(self, local_steps: int, effective_step: float) -> float:
+        """Return the factor by which theta is multiplied in one round (server step 1)."""
+        if local_steps < 1:
+            raise InputError(f"K must be at least 1 local step, not {local_steps}.")
+        eta = effective_step / local_steps
+        up = (1.0 - eta * self.smoothness) ** local_steps
+        down = (1.0 + eta * (self.smoothness - 2.0 * self.strong_convexity)) ** local_steps
+        return 0.5 * (up + down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnequalPair:
+    r"""Half the clients :math:`\tfrac{L}{2}(\theta - a)^2`, half :math:`\tfrac{l}{2}(\theta + b)^2`.
+
+    Convex clients, no noise, everyone takes part, exact weights, N as large as one likes: the
+    printed bound goes to 0. With K >= 2 local steps the round's fixed point is not the minimum.
+    The distances a and b put the minimum at 0: :math:`L a = l b`.
+
+    >>> pair = UnequalPair(smoothness=10.0, low_curvature=1.0)
+    >>> abs(pair.fixed_point(local_steps=1, step_size=0.01)) < 1e-12
+    True
+    >>> pair.excess(local_steps=5, step_size=0.01) > 1e-4
+    True
+    """  # noqa: E501
+
+    smoothness: float
+    low_curvature: float
+    force: float = 1.0  # |gradient| of either client at the minimum, which is G
+
+    def fixed_point(self, local_steps: int, step_size: float) -> float:
+        """Return where full participation and exact weights settle."""
+        if local_steps < 1:
+            raise InputError(f"K must be at least 1 local step, not {local_steps}.")
+        stay = [
+            (1.0 - step_size * curvature) ** local_steps
+            for curvature in (self.smoothness, self.low_curvature)
+        ]
+        pull = [(1.0 - stay[0]) / self.smoothness, (1.0 - stay[1]) / self.low_curvature]
+        return self.force * (pull[0] - pull[1]) / (2.0 - stay[0] - stay[1])
+
+    def excess(self, local_steps: int, step_size: float) -> float:
+        """Return the excess loss of the fixed point."""
+        mean = 0.5 * (self.smoothness + self.low_curvature)
+        return 0.5 * mean * self.fixed_point(local_steps, step_size) ** 2
