@@ -61,11 +61,13 @@ def _reproduce(
 
     settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
     with _progress("runs") as step:
-        summary = reproduce(out, settings, step)
+        made = reproduce(out, settings, step)
     if as_json:
-        typer.echo(json.dumps(summary.to_dicts()))
+        tables = {"summary": made.summary.to_dicts(), "errors": made.errors.to_dicts()}
+        typer.echo(json.dumps(tables))
     else:
-        _print_figure(summary)
+        _print_figure(made.summary)
+        _print_errors(made.errors)
         _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
 
 
@@ -85,7 +87,7 @@ def _simulate(
     Example: fedipw simulate scenario.toml --out run
     """
     from fedipw.experiments.config import scenario_from
-    from fedipw.experiments.simulate import simulate
+    from fedipw.experiments.simulate import simulate, theory_notes
     from fedipw.report.page import number
     from fedipw.report.style import look_of
 
@@ -102,6 +104,8 @@ def _simulate(
         values = [row["excess_loss"], *cells, row["tail_average_excess_loss"]]
         table.add_row(look_of(name).label, *(number(v) for v in values))
     _out.print(table)
+    for note in theory_notes(summary):
+        _out.print(note, soft_wrap=True, highlight=False)
     _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
 
 
@@ -137,6 +141,21 @@ def _print_figure(summary: pl.DataFrame) -> None:
             number(row["mean"]),
             number(row["sd"]),
         )
+    _out.print(table)
+
+
+def _print_errors(errors: pl.DataFrame) -> None:
+    import polars as pl
+
+    from fedipw.report.page import number
+    from fedipw.report.style import look_of
+
+    parts = ("excess_loss", "optimisation", "lottery", "bias")
+    table = Table("strength", "method", *(p.replace("_", " ") for p in parts))
+    table.title = "the last model's excess loss in its three parts, mean over seeds"
+    means = errors.group_by("strength", "method", maintain_order=True).agg(pl.col(parts).mean())
+    for row in means.filter(pl.col("strength") == 1.0).iter_rows(named=True):
+        table.add_row("1", look_of(row["method"]).label, *(number(row[p]) for p in parts))
     _out.print(table)
 
 

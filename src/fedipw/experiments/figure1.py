@@ -119,10 +119,18 @@ class CellResult:
     skipped: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FigureTables:
+    """Summary of the panels, and the three errors by strength, method and seed."""
+
+    summary: pl.DataFrame
+    errors: pl.DataFrame
+
+
 def reproduce(
     out: Path, settings: FigureSettings, progress: Callable[[int, int], None] | None = None
-) -> pl.DataFrame:
-    """Run the figure and write all its files to ``out``; returns the summary table."""
+) -> FigureTables:
+    """Run the figure and write all its files to ``out``; returns its tables."""
     check_directory(out)
     began = time.perf_counter()
     cells = settings.cells()
@@ -148,7 +156,7 @@ def reproduce(
         (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         page = figure_page(stage / "figure1.svg", summary, limits, manifest)
         (stage / "index.html").write_text(page, encoding="utf-8")
-    return summary
+    return FigureTables(summary=summary, errors=limits)
 
 
 def _worker_setup() -> None:

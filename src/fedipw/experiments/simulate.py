@@ -14,6 +14,7 @@ from fedipw.engine import Simulation, load_checkpoint, save_checkpoint
 from fedipw.errors import InputError
 from fedipw.experiments.files import check_directory, environment, staged
 from fedipw.experiments.scenario import Scenario
+from fedipw.experiments.theory import constants_of, method_report, problem_report
 from fedipw.report.page import Table, number, run_page
 from fedipw.report.run import draw_curves
 from fedipw.report.style import look_of
@@ -93,7 +94,7 @@ def _summary(
     parts: dict[str, ErrorParts],
 ) -> dict[str, Any]:
     history, best = run.history(), target.minimum()
-    population = run.federation.population
+    population, problem = run.federation.population, constants_of(scenario, run, target)
     methods = {}
     for name in history.methods:
         mine = frame.filter(pl.col("method") == name)
@@ -114,6 +115,8 @@ def _summary(
                 "lottery": part.lottery,
                 "bias": part.bias,
             }
+            if problem is not None:
+                row["theory"] = method_report(scenario, run, target, problem, name)
         methods[name] = row
     return {
         "seed": scenario.seed,
@@ -125,6 +128,7 @@ def _summary(
         "target": scenario.target.value,
         "best_loss": best.value,
         "best_theta": best.point.tolist(),
+        "theory": {} if problem is None else problem_report(scenario, run, target, problem),
         "methods": methods,
         **environment(),
     }
@@ -165,7 +169,22 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
                 ],
             )
         )
+    if all(row.get("theory") for row in methods.values()):
+        tables.append(
+            Table(
+                caption="Weight errors, the floor they leave (exact and first-order), the bound",
+                heads=["Method", "raw", "centred", "rms", "exact floor", "first order", "bound"],
+                rows=[_theory_row(name, row) for name, row in methods.items()],
+            )
+        )
     return tables
+
+
+def _theory_row(name: str, row: dict[str, Any]) -> list[str]:
+    theory = row["theory"]
+    errors = [theory["weight_error"][k] for k in ("raw", "centred", "rms")]
+    values = [*errors, row["errors"]["bias"], theory["first_order_floor"], theory["bound"]["total"]]
+    return [look_of(name).label, *(number(v) for v in values)]
 
 
 def _notes(summary: dict[str, Any]) -> list[str]:
@@ -174,6 +193,23 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         f"{summary['mean_replies']:.1f} replies a round on average.",
         f"{summary['skipped_rounds']} of {summary['rounds']} rounds skipped: nobody replied.",
         f"The target is the mean over {summary['target']}s of the whole population.",
+        *theory_notes(summary),
+    ]
+
+
+def theory_notes(summary: dict[str, Any]) -> list[str]:
+    """Return what theory says of the run, in sentences."""
+    problem = summary["theory"]
+    if not problem:
+        return []
+    lottery, least = number(problem["lottery_term"]), number(problem["efficiency_bound"])
+    return [
+        f"Mean excess loss over draws of enrollment: {lottery} for the oracle's limit.",
+        f"No regular weighting has a mean below {least}.",
+        *(
+            f"{look_of(name).label}: {row['theory']['bound']['statement']}."
+            for name, row in summary["methods"].items()
+        ),
     ]
 
 

@@ -58,8 +58,8 @@ class ProblemConstants:
         check_positive(self.population_size, "population_size")
         if not self.strong_convexity > 0.0:
             raise InputError(
-                f"The mean objective must be strongly convex, mu > 0, not "
-                f"{self.strong_convexity!r}: add an L2 term. Without it no bound of this kind exists."
+                f"The mean objective must be strongly convex; mu is {self.strong_convexity!r}. Add "
+                "an L2 term: without it no bound of this kind exists."
             )
         if self.strong_convexity > self.smoothness * (1 + 1e-12):
             raise InputError(

@@ -69,14 +69,14 @@ def redrawn_variance(
 
     20 draws with Z held fixed; unbiased for each client, and averaged over clients where used.
     """
-    draws = 20
-    gradients = []
+    draws, n, q = 20, len(Z), len(theta)
+    mean, second = np.zeros((n, q)), np.zeros((n, q, q))
     for _ in range(draws):
         clients = testbed.clients_given(Z, rng)
-        weights = np.ones(clients.size)
-        gradients.append(FederatedLogistic(clients, l2, weights).client_gradients(theta))
-    centred = np.stack(gradients) - np.mean(gradients, axis=0)
-    variance: FloatArray = np.einsum("tij,tik->ijk", centred, centred) / (draws - 1)
+        gradients = FederatedLogistic(clients, l2, np.ones(n)).client_gradients(theta)
+        mean += gradients / draws
+        second += np.einsum("ij,ik->ijk", gradients, gradients)
+    variance: FloatArray = (second - draws * np.einsum("ij,ik->ijk", mean, mean)) / (draws - 1)
     return variance
 
 

@@ -35,7 +35,7 @@ class LimitWeights:
     def __init__(self, enrolled: BoolArray, enrollment_prob: FloatArray) -> None:
         self._enrolled, self._enrollment_prob = enrolled, enrollment_prob
         self._sums = np.zeros((2, len(enrolled)))
-        self._rounds = 0
+        self._rounds, self._least = 0, 1.0
 
     def add(
         self,
@@ -49,6 +49,12 @@ class LimitWeights:
             chance = stage * participation_prob
             self._sums[row] += expected_weights(scheme, units, chance, trim=trim)
         self._rounds += 1
+        self._least = min(self._least, float((self._enrollment_prob * participation_prob).min()))
+
+    @property
+    def least_inclusion_prob(self) -> float:
+        """The least true inclusion probability of any client in any round added."""
+        return self._least
 
     @property
     def given_enrolled(self) -> FloatArray:
@@ -68,11 +74,12 @@ class LimitWeights:
 
     def state(self) -> dict[str, Any]:
         """Return the sums so far."""
-        return {"sums": self._sums.copy(), "rounds": self._rounds}
+        return {"sums": self._sums.copy(), "rounds": self._rounds, "least": self._least}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved sums back."""
         self._sums, self._rounds = np.array(state["sums"]), int(state["rounds"])
+        self._least = float(state["least"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,88 @@
+"""What theory says of a run at hand: weight errors, floors, the bound and its conditions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fedipw.engine import Simulation
+from fedipw.experiments.scenario import Scenario
+from fedipw.theory import (
+    FederatedLogistic,
+    ProblemConstants,
+    Schedule,
+    convergence_bound,
+    efficiency_bound,
+    first_order_floor,
+    logistic_constants,
+    lottery_term,
+    redrawn_variance,
+    weight_errors,
+)
+from fedipw.weights import Target
+
+
+def constants_of(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic
+) -> ProblemConstants | None:
+    """Return the constants of a run with known truth and the mean over clients as its target."""
+    if not run.limits or scenario.target is not Target.CLIENT:
+        return None
+    least = min(limit.least_inclusion_prob for limit in run.limits.values())
+    return logistic_constants(target, least, batch_size=scenario.training.batch_size)
+
+
+def problem_report(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic, problem: ProblemConstants
+) -> dict[str, Any]:
+    """Return constants, the lottery term and the efficiency bound."""
+    prob = run.federation.enrollment_prob
+    if prob is None:
+        return {}
+    theta, rng = target.minimum().point, np.random.default_rng([scenario.seed, 2])
+    Z = run.federation.population.matrix()
+    variance = redrawn_variance(scenario.population, Z, theta, target.l2, rng)
+    grades = {k: v.value for k, v in (problem.grades or {}).items()}
+    return {
+        "constants": {**asdict(problem), "grades": grades, "condition": problem.condition},
+        "lottery_term": lottery_term(target, prob),
+        "efficiency_bound": efficiency_bound(target, prob, variance),
+    }
+
+
+def method_report(
+    scenario: Scenario,
+    run: Simulation,
+    target: FederatedLogistic,
+    problem: ProblemConstants,
+    method: str,
+) -> dict[str, Any]:
+    """Return a method's weight errors, first-order floor and bound."""
+    ratio = target.clients.size * run.limits[method].over_enrollment
+    errors, training = weight_errors(ratio), scenario.training
+    schedule = Schedule(
+        local_steps=training.local_steps,
+        step_size=training.step_size,
+        rounds=run.rounds,
+        server_step=training.server_step,
+    )
+    start = np.zeros(target.clients.n_parameters)
+    gap = float(target.losses(start)[0] - target.minimum().value)
+    bound = convergence_bound(problem, schedule, initial_gap=gap, weight_error=errors.raw)
+    unequal = "outside the theorem: clients differ in local steps; " * bool(
+        training.steps_coefficients
+    )
+    return {
+        "weight_error": asdict(errors),
+        "first_order_floor": first_order_floor(target, ratio),
+        "bound": {
+            "transient": bound.transient,
+            "variance": bound.variance,
+            "drift": bound.drift,
+            "floor": bound.floor,
+            "total": bound.total,
+            "statement": unequal + bound.statement,
+        },
+    }
