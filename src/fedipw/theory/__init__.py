@@ -18,6 +18,7 @@ from fedipw.theory.constants import (
 )
 from fedipw.theory.floors import (
     efficiency_bound,
+    estimated_efficiency_bound,
     exact_floor,
     first_order_floor,
     redrawn_variance,
@@ -53,6 +54,7 @@ __all__ = [
     "efficiency_bound",
     "error_parts",
     "estimated_constants",
+    "estimated_efficiency_bound",
     "exact_floor",
     "first_order_floor",
     "logistic_constants",

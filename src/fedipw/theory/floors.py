@@ -80,11 +80,14 @@ def redrawn_variance(
     return variance
 
 
-def residual_variance(gradients: FloatArray, Z: FloatArray) -> FloatArray:
+def residual_variance(
+    gradients: FloatArray, Z: FloatArray, weights: FloatArray | None = None
+) -> FloatArray:
     """Return an estimate of Var(grad f_i | Z_i) from one gradient per client, (n, d+1, d+1).
 
     Residuals of a least-squares fit of the gradients (n, d + 1) on Z with squares and products,
-    scaled up for the coefficients spent. Use enrolled clients, weighted where they are averaged.
+    scaled up for the coefficients spent. Weight enrolled clients by 1/pi: the fit must be good
+    where few enroll.
     """
     n, q = Z.shape
     check_rows(n, gradients=gradients)
@@ -94,7 +97,29 @@ def residual_variance(gradients: FloatArray, Z: FloatArray) -> FloatArray:
         raise InputError(
             f"{n} clients are too few for {design.shape[1]} terms of Z: use fewer covariates."
         )
-    fit, _, rank, _ = np.linalg.lstsq(design, gradients)
+    root = np.ones((n, 1)) if weights is None else np.sqrt(weights)[:, None]
+    fit, _, rank, _ = np.linalg.lstsq(root * design, root * gradients)
     residual = gradients - design @ fit
     outer: FloatArray = np.einsum("ij,ik->ijk", residual, residual) * (n / (n - rank))
     return outer
+
+
+def estimated_efficiency_bound(
+    gradients: FloatArray, Z: FloatArray, enrollment_prob: FloatArray, hessian: FloatArray
+) -> float:
+    r"""Return (T9) from what a deployment knows: enrolled clients only.
+
+    .. math:: \frac{1}{2\hat N}\, \text{tr}\left(H^{-1}\, \frac{1}{\hat N}\sum_{i \in E}
+       \frac{1 - \hat\pi_i}{\hat\pi_i^2}\, r_i r_i'\right), \qquad
+       \hat N = \sum_{i \in E} 1/\hat\pi_i \qquad (T9')
+
+    ``gradients`` (n, d + 1) of the enrolled at the trained model, for instance updates divided by
+    minus the step; r are their residuals on Z with squares and products; ``hessian`` of the
+    weighted objective there.
+    """
+    prob = check_probability(enrollment_prob, "enrollment_prob")
+    check_rows(len(prob), gradients=gradients, Z=Z)
+    size = float((1.0 / prob).sum())
+    outer = residual_variance(gradients, Z, 1.0 / prob)
+    spread = np.einsum("i,ijk->jk", (1.0 - prob) / prob**2, outer) / size
+    return float(np.trace(np.linalg.solve(hessian, spread)) / (2.0 * size))
