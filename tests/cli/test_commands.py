@@ -51,6 +51,21 @@ def test_simulate_writes_history_summary_and_page(config: Path, tmp_path: Path) 
     assert last["excess_loss"][0] == saved["methods"]["fedipw"]["excess_loss"]
     for row in saved["methods"].values():
         assert abs(sum(row["errors"].values()) - row["excess_loss"]) < 1e-12
+        bound = row["theory"]["bound"]
+        terms = ("transient", "variance", "drift", "floor")
+        assert abs(sum(bound[t] for t in terms) - bound["total"]) < 1e-9 * bound["total"]
+        assert "outside the theorem: effective step" in bound["statement"]
+    oracle = saved["methods"]["oracle"]["theory"]["weight_error"]
+    assert oracle["raw"] < 1e-9
+    assert 2 * saved["theory"]["efficiency_bound"] < saved["theory"]["lottery_term"]
+    assert saved["theory"]["constants"]["grades"]["smoothness"] == "exact"
+
+
+def test_simulate_prints_the_errors_and_what_the_theorem_says(config: Path, tmp_path: Path) -> None:
+    done = run("simulate", config, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    for words in ("optimisation", "lottery", "bias", "Oracle IPW: outside the theorem"):
+        assert words in done.stdout
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
@@ -121,6 +136,7 @@ def test_reproduce_prints_a_table_and_where_the_page_is(tmp_path: Path) -> None:
     done = run("reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "20")
     assert done.returncode == 0, done.stderr
     assert "Participation-only IPW" in done.stdout
+    assert "three parts" in done.stdout
     assert str(tmp_path / "out" / "index.html") in done.stdout
 
 
