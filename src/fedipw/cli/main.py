@@ -64,10 +64,17 @@ def _reproduce(
         made = reproduce(out, settings, step)
     if as_json:
         tables = {"summary": made.summary.to_dicts(), "errors": made.errors.to_dicts()}
-        typer.echo(json.dumps(tables))
+        typer.echo(json.dumps({**tables, "enrollment_costs": made.costs}))
     else:
         _print_figure(made.summary)
         _print_errors(made.errors)
+        lottery, least = made.costs["lottery_term"], made.costs["efficiency_bound"]
+        _out.print(
+            f"One draw of enrollment costs the oracle {lottery:.2g} on average, any regular "
+            f"weighting at least {least:.2g}.",
+            soft_wrap=True,
+            highlight=False,
+        )
         _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
 
 
@@ -151,11 +158,11 @@ def _print_errors(errors: pl.DataFrame) -> None:
     from fedipw.report.style import look_of
 
     parts = ("excess_loss", "optimisation", "lottery", "bias")
-    table = Table("strength", "method", *(p.replace("_", " ") for p in parts))
-    table.title = "the last model's excess loss in its three parts, mean over seeds"
+    table = Table("method", *(p.replace("_", " ") for p in parts))
+    table.title = "last model at strength 1: excess loss in its three parts, mean over seeds"
     means = errors.group_by("strength", "method", maintain_order=True).agg(pl.col(parts).mean())
     for row in means.filter(pl.col("strength") == 1.0).iter_rows(named=True):
-        table.add_row("1", look_of(row["method"]).label, *(number(row[p]) for p in parts))
+        table.add_row(look_of(row["method"]).label, *(number(row[p]) for p in parts))
     _out.print(table)
 
 

@@ -20,6 +20,7 @@ from fedipw.engine import tail_length
 from fedipw.errors import InputError
 from fedipw.experiments.files import check_directory, environment, staged
 from fedipw.experiments.scenario import PAPER_METHODS, Scenario
+from fedipw.experiments.theory import enrollment_costs
 from fedipw.numerics.threads import limit_threads
 from fedipw.report.figure1 import Curve, draw_figure
 from fedipw.report.page import figure_page
@@ -102,6 +103,7 @@ class Cell:
             parts={m: (p.excess_loss, p.optimisation, p.lottery, p.bias) for m, p in parts.items()},
             least_enrollment_prob=float("nan") if prob is None else float(prob.min()),
             skipped=int(history.skipped.sum()),
+            costs=enrollment_costs(scenario, run, target) if whole else {},
         )
 
 
@@ -117,6 +119,7 @@ class CellResult:
     parts: dict[str, tuple[float, float, float, float]]
     least_enrollment_prob: float
     skipped: int
+    costs: dict[str, float]  # of one draw of enrollment, at the strength of panel A
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,6 +128,7 @@ class FigureTables:
 
     summary: pl.DataFrame
     errors: pl.DataFrame
+    costs: dict[str, float]  # of one draw of enrollment, mean over seeds
 
 
 def reproduce(
@@ -156,7 +160,8 @@ def reproduce(
         (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         page = figure_page(stage / "figure1.svg", summary, limits, manifest)
         (stage / "index.html").write_text(page, encoding="utf-8")
-    return FigureTables(summary=summary, errors=limits)
+    costs = manifest["enrollment_costs"]
+    return FigureTables(summary=summary, errors=limits, costs=costs)
 
 
 def _worker_setup() -> None:
@@ -285,6 +290,10 @@ def _manifest(
         "strengths": list(settings.strengths),
         "least_enrollment_prob": {str(s): p for s, p in least.items()},
         "skipped_rounds": sum(r.skipped for r in results),
+        "enrollment_costs": {
+            name: float(np.mean([r.costs[name] for r in results if r.costs]))
+            for name in ("lottery_term", "efficiency_bound")
+        },
         "seconds": round(seconds, 2),
         **environment(),
     }

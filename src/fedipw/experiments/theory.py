@@ -38,15 +38,24 @@ def problem_report(
     scenario: Scenario, run: Simulation, target: FederatedLogistic, problem: ProblemConstants
 ) -> dict[str, Any]:
     """Return constants, the lottery term and the efficiency bound."""
+    grades = {k: v.value for k, v in (problem.grades or {}).items()}
+    return {
+        "constants": {**asdict(problem), "grades": grades, "condition": problem.condition},
+        **enrollment_costs(scenario, run, target),
+    }
+
+
+def enrollment_costs(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic
+) -> dict[str, float]:
+    """Return what one draw of enrollment costs on average: the oracle (L3), and at least (T9)."""
     prob = run.federation.enrollment_prob
     if prob is None:
         return {}
     theta, rng = target.minimum().point, np.random.default_rng([scenario.seed, 2])
     Z = run.federation.population.matrix()
     variance = redrawn_variance(scenario.population, Z, theta, target.l2, rng)
-    grades = {k: v.value for k, v in (problem.grades or {}).items()}
     return {
-        "constants": {**asdict(problem), "grades": grades, "condition": problem.condition},
         "lottery_term": lottery_term(target, prob),
         "efficiency_bound": efficiency_bound(target, prob, variance),
     }
