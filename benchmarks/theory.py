@@ -376,9 +376,7 @@ def _draw_uncentred(axis: Axes, found: dict[str, list[float]]) -> None:
     axis.plot(across, found["exact_floor"], "ko", ms=4, label="exact floor")
     axis.text(0.275, 0.08, r"$\epsilon_w > 1/2$: outside", ha="center")
     axis.set(xlim=(0.05, 1.02), ylim=(-0.04, 1.0), title="C  a common factor is no error")
-    axis.set(
-        xlabel=r"constant enrollment probability $\pi^{enr}$", ylabel="error or floor (no unit)"
-    )
+    axis.set(xlabel=r"constant enrollment probability $\pi^{enr}$", ylabel="error, floor (no unit)")
     axis.legend(loc="upper right")
 
 

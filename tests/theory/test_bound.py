@@ -334,6 +334,10 @@ def test_recommended_steps_and_rounds_reach_the_accuracy() -> None:
     with pytest.raises(InputError, match=r"below the floor .* no number of rounds"):
         recommended_schedule(problem, 1e-4, initial_gap=3.0, weight_error=0.05)
     assert recommended_schedule(problem, 1.0, initial_gap=0.1).rounds == 0
+    with pytest.raises(InputError, match=r"No schedule .* eps_w\^2"):
+        recommended_schedule(problem, 50.0, initial_gap=3.0, weight_error=0.4)
+    with pytest.raises(InputError, match=r"No schedule .* 1/gamma = 2 > 1"):
+        recommended_schedule(problem, 1.0, initial_gap=3.0, server_step=0.5)
 
 
 def test_each_failed_condition_is_stated() -> None:
@@ -389,5 +393,9 @@ def test_impossible_schedules_are_refused() -> None:
     for pair in (CurvedPair(smoothness=2.0, strong_convexity=1.0),):
         with pytest.raises(InputError, match="K must be at least 1"):
             pair.growth(local_steps=0, effective_step=0.1)
+    with pytest.raises(InputError, match="smoothness must be"):
+        CurvedPair(smoothness=0.0, strong_convexity=1.0)
+    with pytest.raises(InputError, match="low_curvature must be"):
+        UnequalPair(smoothness=1.0, low_curvature=-1.0)
     with pytest.raises(InputError, match="K must be at least 1"):
         UnequalPair(smoothness=2.0, low_curvature=1.0).excess(local_steps=0, step_size=0.1)

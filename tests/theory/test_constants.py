@@ -1,5 +1,7 @@
 """Constants, weight errors and floors against brute force."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -238,3 +240,25 @@ def test_redrawn_variance_is_the_variance_over_clients_of_the_same_kind() -> Non
 def test_too_few_clients_for_a_regression() -> None:
     with pytest.raises(InputError, match="too few for 10 terms"):
         residual_variance(np.zeros((15, 2)), np.zeros((15, 3)))
+
+
+def test_the_largest_centred_error_is_that_of_two_different_clients() -> None:
+    """All ends of all ranges, by exhaustion."""
+    rng = np.random.default_rng(8)
+    for _ in range(30):
+        hat, odds = rng.uniform(0.05, 1.0, (5,)), float(rng.uniform(1.0, 5.0))
+        ends = np.stack(sensitivity_ratios(hat, odds))
+        seen = [
+            weight_errors(ends[list(choice), range(5)]).centred
+            for choice in product([0, 1], repeat=5)
+        ]
+        np.testing.assert_allclose(sensitivity_errors(hat, odds).centred, max(seen), rtol=1e-12)
+    assert sensitivity_errors([0.3], 2.0).centred == 0.0
+
+
+def test_unequal_weights_are_refused(clients: ClientData) -> None:
+    uneven = FederatedLogistic(clients, L2, np.arange(1.0, 41.0))
+    with pytest.raises(InputError, match="The theorem is for the mean over clients"):
+        logistic_constants(uneven, 0.1)
+    with pytest.raises(InputError, match="The efficiency bound is for the mean over clients"):
+        efficiency_bound(uneven, np.full(40, 0.5), np.zeros((40, 6, 6)))

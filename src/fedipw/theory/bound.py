@@ -166,7 +166,8 @@ def convergence_bound(
     initial_gap
         :math:`h_0 = F(\theta_0) - F^\star`.
     weight_error
-        :math:`\epsilon_w`: the raw error, or the centred one with the step scaled by its factor.
+        :math:`\epsilon_w`: the raw error, or the centred one with the server step scaled by its
+        factor (T3).
 
     Examples
     --------
@@ -242,7 +243,7 @@ def recommended_schedule(
     local_steps: int = 1,
     server_step: float = 1.0,
 ) -> Schedule:
-    """Return the largest step and the rounds after which (T6) is at most ``accuracy``.
+    """Return a step and a number of rounds after which (T6) is at most ``accuracy``.
 
     What the floor leaves is shared alike by transient, variance and drift. The constants are those
     of the proof, so the advice is safe and far from tight: a practical run needs fewer rounds.
@@ -269,9 +270,13 @@ def recommended_schedule(
     rounds = 0
     if initial_gap > part:
         rounds = math.ceil(math.log(initial_gap / part) / -math.log1p(-mu * step / 8.0))
-    return Schedule(
+    advice = Schedule(
         local_steps=local_steps,
         step_size=step / (local_steps * server_step),
         rounds=rounds,
         server_step=server_step,
     )
+    bound = convergence_bound(problem, advice, initial_gap=initial_gap, weight_error=weight_error)
+    if not bound.proved:
+        raise InputError(f"No schedule can be recommended: {bound.statement}.")
+    return advice

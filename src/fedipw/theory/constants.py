@@ -102,11 +102,12 @@ def logistic_constants(
     \text{mean}_j |x_{ij}|^2`, since no row's gradient exceeds :math:`|x_{ij}|`.
     """
     check_positive(balance, "balance")
+    target.require_equal_weights("The theorem")
     if target.l2 <= 0.0:
         raise InputError("Without an L2 term the objective is not strongly convex: set l2 > 0.")
     best = target.minimum()
     gradients = target.client_gradients(best.point)
-    spread = float(np.average((gradients**2).sum(axis=1), weights=target.client_weights))
+    spread = float((gradients**2).sum(axis=1).mean())
     largest, squares = _curvatures(target)
     noise = 0.0
     if batch_size is not None:

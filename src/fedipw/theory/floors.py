@@ -57,6 +57,7 @@ def efficiency_bound(
     """
     prob = check_probability(enrollment_prob, "enrollment_prob")
     check_rows(target.clients.size, enrollment_prob=prob, variance=variance)
+    target.require_equal_weights("The efficiency bound")
     hessian = target.sums(target.minimum().point).hessian
     spread = np.einsum("i,ijk->jk", (1.0 - prob) / prob, variance) / len(prob)
     return float(np.trace(np.linalg.solve(hessian, spread)) / (2.0 * len(prob)))

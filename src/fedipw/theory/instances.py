@@ -69,6 +69,10 @@ class CurvedPair:
     smoothness: float
     strong_convexity: float
 
+    def __post_init__(self) -> None:
+        check_positive(self.smoothness, "smoothness")
+        check_positive(self.strong_convexity, "strong_convexity")
+
     def growth(self, local_steps: int, effective_step: float) -> float:
         """Return the factor by which theta is multiplied in one round (server step 1)."""
         if local_steps < 1:
@@ -96,7 +100,11 @@ class UnequalPair:
 
     smoothness: float
     low_curvature: float
-    force: float = 1.0  # |gradient| of either client at the minimum, which is G
+    force: float = 1.0  # |gradient| of either client at the minimum: G^2 = 2 force^2 in (T1)
+
+    def __post_init__(self) -> None:
+        for name in ("smoothness", "low_curvature", "force"):
+            check_positive(getattr(self, name), name)
 
     def fixed_point(self, local_steps: int, step_size: float) -> float:
         """Return where full participation and exact weights settle."""

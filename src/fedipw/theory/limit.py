@@ -49,11 +49,12 @@ class LimitWeights:
             chance = stage * participation_prob
             self._sums[row] += expected_weights(scheme, units, chance, trim=trim)
         self._rounds += 1
-        self._least = min(self._least, float((self._enrollment_prob * participation_prob).min()))
+        true = float((self._enrollment_prob * participation_prob).min())
+        self._least = min(self._least, true, float(units.inclusion_prob.min()))
 
     @property
     def least_inclusion_prob(self) -> float:
-        """The least true inclusion probability of any client in any round added."""
+        """The least inclusion probability, true or used, of any client in any round added."""
         return self._least
 
     @property
@@ -142,8 +143,7 @@ def lottery_term(target: FederatedLogistic, enrollment_prob: FloatArray) -> floa
     H is the Hessian of F, which must weight all N clients alike. Rounds never remove this term.
     """
     prob = check_probability(enrollment_prob, "enrollment_prob")
-    if not np.allclose(target.client_weights, target.client_weights[0]):
-        raise InputError("The lottery term is for the mean over clients; the weights differ.")
+    target.require_equal_weights("The lottery term")
     best = target.minimum()
     gradients = target.client_gradients(best.point)
     spread = (gradients * ((1.0 - prob) / prob)[:, None]).T @ gradients / len(prob)

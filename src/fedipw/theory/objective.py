@@ -63,6 +63,11 @@ class FederatedLogistic:
                 f"least {self.client_weights.min()!r})."
             )
 
+    def require_equal_weights(self, what: str) -> None:
+        """Raise unless all clients weigh the same."""
+        if not np.allclose(self.client_weights, self.client_weights[0]):
+            raise InputError(f"{what} is for the mean over clients; the weights differ.")
+
     def sums(self, theta: FloatArray) -> Sums:
         """Return value, gradient and Hessian at a point, (d + 1,)."""
         value, gradient = 0.0, np.zeros(len(theta))

@@ -27,7 +27,8 @@ class WeightErrors:
 
     A constant ratio only rescales the step, so the raw error can be large where nothing is biased;
     the centred and the mean-square errors then vanish. Bounds stated for the centred error hold
-    with the effective step multiplied by ``step_factor`` :math:`= (\rho_{max} + \rho_{min})/2`.
+    with the server step multiplied by ``step_factor`` :math:`c = (\rho_{max} + \rho_{min})/2`, as
+    long as :math:`c\gamma \ge 1` and :math:`p_{min}` bounds :math:`c\hat p` too.
     """
 
     raw: float
@@ -112,14 +113,20 @@ def sensitivity_ratios(prob: ArrayLike, odds_ratio: float) -> tuple[FloatArray, 
 def sensitivity_errors(prob: ArrayLike, odds_ratio: float) -> WeightErrors:
     """Return the largest errors the marginal sensitivity model allows at Lambda.
 
-    Raw and centred errors are attained; the root mean square is an upper bound, the largest
-    coefficient of variation of any numbers in the range.
+    Raw and centred errors are attained, the centred one by two different clients at opposite ends
+    of their ranges; the root mean square is an upper bound, the largest coefficient of variation
+    of numbers no further apart.
     """
     low, high = sensitivity_ratios(prob, odds_ratio)
-    top, bottom = float(high.max()), float(low.min())
+    raw = max(float(high.max()) - 1.0, 1.0 - float(low.min()))
+    if len(low) == 1:  # a single client has nobody to differ from
+        return WeightErrors(raw=raw, centred=0.0, rms=0.0, step_factor=float(low[0] + high[0]) / 2)
+    highest, lowest = np.argsort(high)[-2:], np.argsort(low)[:2]
+    pairs = [(float(high[i]), float(low[j])) for i in highest for j in lowest if i != j]
+    top, bottom = max(pairs, key=lambda pair: pair[0] / pair[1])
     return WeightErrors(
-        raw=max(top - 1.0, 1.0 - bottom),
+        raw=raw,
         centred=(top - bottom) / (top + bottom),
-        rms=(top - bottom) / (2.0 * np.sqrt(top * bottom)),
+        rms=(top - bottom) / (2.0 * float(np.sqrt(top * bottom))),
         step_factor=0.5 * (top + bottom),
     )
