@@ -82,34 +82,37 @@ def _inline(svg: Path) -> Markup:
 
 def _panel_b(summary: pl.DataFrame) -> Table:
     part = summary.filter(pl.col("panel") == "B")
-    strengths = part["x"].unique().sort().to_list()
-    return Table(
-        caption="Panel B. Excess target loss in thousandths, mean over the last 20% of rounds and "
-        "over seeds (± one standard error), by enrollment strength",
-        heads=["Method", *(f"s = {s:g}" for s in strengths)],
-        rows=[
-            [look_of(m).label, *(_mean_se(part, m, s) for s in strengths)]
-            for m in part["method"].unique(maintain_order=True)
-        ],
+    caption = (
+        "Panel B. Excess target loss in thousandths, mean over the last 20% of rounds and over "
+        "seeds (± one standard error), by enrollment strength"
     )
+    return _by_method(part, caption, "s = {:g}", part["x"].unique().sort().to_list())
 
 
 def _panel_a(summary: pl.DataFrame) -> Table:
     part = summary.filter(pl.col("panel") == "A")
+    caption = (
+        "Panel A. Excess target loss in thousandths of the model after a round, mean over seeds "
+        "(± one standard error)"
+    )
     last = part["x"].to_list()[-1:]
     rounds = [*(x for x in (1.0, 10.0, 100.0, 300.0) if last and x < last[0]), *last]
+    return _by_method(part, caption, "round {:g}", rounds)
+
+
+def _by_method(part: pl.DataFrame, caption: str, head: str, points: Sequence[float]) -> Table:
+    """Return mean and standard error at these points, one row per method."""
     return Table(
-        caption="Panel A. Excess target loss in thousandths of the model after a round, mean over "
-        "seeds (± one standard error)",
-        heads=["Method", *(f"round {x:g}" for x in rounds)],
+        caption=caption,
+        heads=["Method", *(head.format(x) for x in points)],
         rows=[
-            [look_of(m).label, *(_mean_se(part, m, x) for x in rounds)]
+            [look_of(m).label, *(_mean_se(part, m, x) for x in points)]
             for m in part["method"].unique(maintain_order=True)
         ],
     )
 
 
-def _mean_se(part: pl.DataFrame, method: str, x: Any) -> str:
+def _mean_se(part: pl.DataFrame, method: str, x: float) -> str:
     row = part.filter((pl.col("method") == method) & (pl.col("x") == x)).row(0, named=True)
     if row["sd"] is None:
         return f"{1e3 * row['mean']:.2f}"
