@@ -79,3 +79,50 @@ class DivergedError(FedIPWError, ArithmeticError):
             f"{self.largest_weight:.3g}). Lower the local step size, the number of local steps or "
             "the server step, trim the weights, or use the Hájek form."
         )
+
+
+class InfeasibleError(FedIPWError, ValueError):
+    """Targets that no weights on the enrolled clients can meet.
+
+    Attributes
+    ----------
+    why
+        What stands in the way.
+    conflict
+        The constraints that cannot hold together: name, target, and the least and largest value
+        enrolled clients have.
+    nearest
+        By name, the values nearest to the targets that can be met; empty where not worked out.
+    least_slack
+        How far those are from the targets: the largest distance, in standard deviations.
+    ways_out
+        What to do about it.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        conflict: tuple[tuple[str, float, float, float], ...],
+        *,
+        nearest: dict[str, float] | None = None,
+        least_slack: float = float("nan"),
+        ways_out: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(why, conflict)
+        self.why, self.conflict, self.ways_out = why, conflict, ways_out
+        self.nearest, self.least_slack = nearest or {}, least_slack
+
+    def __str__(self) -> str:
+        listed = "; ".join(
+            f"{name} = {target:.6g} (enrolled clients span {least:.6g} to {largest:.6g})"
+            for name, target, least, largest in self.conflict
+        )
+        text = f"{self.why} In conflict: {listed}."
+        if self.nearest:
+            shown = [f"{name} = {value:.6g}" for name, value in self.nearest.items()]
+            more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+            text += (
+                f" Nearest that can be met: {', '.join(shown[:8])}{more} (each within "
+                f"{self.least_slack:.4g} standard deviations of its target)."
+            )
+        return f"{text} Ways out: {'; '.join(self.ways_out)}." if self.ways_out else text

@@ -1,0 +1,31 @@
+"""From a few population totals to weights: calibration of the enrolled clients."""
+
+from fedipw.calibration.design import Dense, Design, Margins
+from fedipw.calibration.distances import (
+    Distance,
+    Entropy,
+    InverseLogit,
+    Linear,
+    Logit,
+    Quadratic,
+)
+from fedipw.calibration.dual import Status
+from fedipw.calibration.solve import Box, Calibration, Ridge, Slack, calibrated
+
+__all__ = [
+    "Box",
+    "Calibration",
+    "Dense",
+    "Design",
+    "Distance",
+    "Entropy",
+    "InverseLogit",
+    "Linear",
+    "Logit",
+    "Margins",
+    "Quadratic",
+    "Ridge",
+    "Slack",
+    "Status",
+    "calibrated",
+]

@@ -1,0 +1,394 @@
+"""Calibration: weights on enrolled clients whose means are the population's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from fedipw.calibration.design import Design, design_of
+from fedipw.calibration.distances import Distance, Entropy, InverseLogit, Quadratic
+from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
+from fedipw.calibration.failure import VIOLATION, at_the_border, explain, infeasible
+from fedipw.calibration.rank import (
+    SUBSAMPLE,
+    independence,
+    subsample,
+    variation,
+)
+from fedipw.errors import InfeasibleError, InputError, NotConvergedError
+from fedipw.numerics.checks import check_positive, check_rows, some
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+
+RARE = 0.05  # share of enrolled clients below which a level is named
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Box:
+    r"""Soft calibration: :math:`|\sum_i q_i b_{ij} - \mu_j| \le \text{width}\; sd(b_j)` (C7)."""
+
+    width: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.width) and self.width >= 0.0):
+            raise InputError(f"A slack must be 0 or more, not {self.width!r}.")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ridge:
+    r"""Soft calibration: misses cost instead of being forbidden.
+
+    .. math:: \min \frac1n \sum_i \phi(g_i) + \frac{1}{2\,\text{penalty}}
+       \sum_j \left(\frac{\sum_i q_i b_{ij} - \mu_j}{sd(b_j)}\right)^2 \qquad (C8)
+
+    A small penalty parameter is near exact calibration, a large one near the base weights.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.penalty, "penalty")
+
+
+Slack = Box | Ridge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """Calibrated weights and everything needed to judge them."""
+
+    weights: FloatArray  # q, (n,), sum to 1
+    ratio: FloatArray  # weight * N / base, (n,)
+    population_size: float  # N
+    names: tuple[str, ...]
+    target: FloatArray  # (q,)
+    achieved: FloatArray  # weighted means, (q,)
+    deviation: FloatArray  # standard deviations of the columns, (q,)
+    multipliers: FloatArray  # lambda in units of b, the constant last, (q + 1,)
+    distance: float  # base-weighted mean of the cost of the ratios
+    iterations: int
+    status: Status
+    dropped: dict[str, str]  # columns that say nothing new, with the reason
+    rare: dict[str, float]  # indicators of few enrolled clients, with their share
+    slack: Slack | None
+
+    @property
+    def violation(self) -> FloatArray:
+        """Miss of each constraint in standard deviations, (q,); 0 for a constant column."""
+        scale = np.where(self.deviation > 0.0, self.deviation, np.inf)
+        miss: FloatArray = np.abs(self.achieved - self.target) / scale
+        return miss
+
+    @property
+    def largest_violation(self) -> float:
+        """The largest miss, in standard deviations."""
+        return float(self.violation.max(initial=0.0))
+
+    @property
+    def negative(self) -> int:
+        """Number of negative weights (the linear distance only)."""
+        return int((self.weights < 0.0).sum())
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Kish's effective number of enrolled clients (W10)."""
+        return float(self.weights.sum() ** 2 / (self.weights**2).sum())
+
+
+def calibrated(
+    balance: FloatArray | Design,
+    target: ArrayLike,
+    *,
+    distance: Distance | InverseLogit | None = None,
+    base: ArrayLike | None = None,
+    population_size: float | None = None,
+    slack: Slack | None = None,
+    names: Sequence[str] | None = None,
+) -> Calibration:
+    r"""Weights nearest to the base weights that reproduce population means.
+
+    .. math:: \min_q \sum_i d_i\, \phi\!\left(\frac{N q_i}{d_i}\right)
+       \quad \text{s.t.} \quad \sum_i q_i = 1, \;\; \sum_i q_i b_i = \mu_b. \qquad (C0)
+
+    Parameters
+    ----------
+    balance
+        Balance columns b of the enrolled clients, (n, q), or a design such as ``Margins``.
+    target
+        Population means, (q,).
+    distance
+        ``Quadratic`` (default), ``Entropy``, ``Logit``, ``Linear`` or ``InverseLogit``.
+    base
+        Base weights d, (n,); all 1 by default.
+    population_size
+        N; the sum of the base weights by default. Bounds are on N q / d.
+    slack
+        ``Box`` or ``Ridge`` for soft calibration; exact by default.
+    names
+        Names of the columns, for messages.
+
+    Raises
+    ------
+    InfeasibleError
+        If no weights meet the targets, with the constraints in conflict and the nearest that can be
+        met.
+
+    Examples
+    --------
+    >>> ages = np.array([[20.0], [30.0], [60.0]])
+    >>> result = calibrated(ages, [45.0], distance=Entropy(), names=["age"])
+    >>> result.weights.round(4), result.status.value
+    (array([0.1889, 0.2482, 0.563 ]), 'converged')
+    >>> calibrated(ages, [70.0], names=["age"])
+    Traceback (most recent call last):
+    ...
+    fedipw.errors.InfeasibleError: No weights on the 3 enrolled clients meet the targets. In ...
+    """
+    design = design_of(balance, names)
+    wanted = _checked_target(design, target)
+    if isinstance(distance, InverseLogit):
+        if base is not None:
+            raise InputError("The inverse-logit distance takes no base weights: its base is 1.")
+        return _inverse_logit(design, wanted, population_size, slack)
+    rule = Quadratic() if distance is None else distance
+    if base is None:
+        size, share = float(design.rows), np.array([1.0 / design.rows])
+        positive = np.arange(0)
+    else:
+        given = _checked_base(design, base)
+        size, positive = float(given.sum()), np.flatnonzero(given)
+        share = given[positive] / size
+    used = design if len(share) in (1, design.rows) else design.take(positive)
+    total = size if population_size is None else check_positive(population_size, "population_size")
+    result = _solved(_Task(used, wanted, share, rule, size), total, slack)
+    return result if used is design else _spread(result, positive, design.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """Rows with a base weight, what they must average to, and the distance to stay near."""
+
+    design: Design
+    target: FloatArray  # (q,)
+    share: FloatArray  # of base weight, (n,) or (1,)
+    distance: Distance
+    base_size: float  # sum of the base weights
+
+
+def _spread(part: Calibration, rows: IntArray, size: int) -> Calibration:
+    """Return the result for all rows, those without a base weight at weight 0."""
+    weights, ratio = np.zeros(size), np.zeros(size)
+    weights[rows], ratio[rows] = part.weights, part.ratio
+    return replace(part, weights=weights, ratio=ratio)
+
+
+def _solved(task: _Task, population_size: float, slack: Slack | None) -> Calibration:
+    design, target, distance = task.design, task.target, task.distance
+    total = population_size / task.base_size
+    _check_total(distance, population_size, total)
+    chosen = (
+        independence(design, task.share, target) if slack is None else variation(design, target)
+    )
+    scale = np.where(chosen.kept, design.moments.deviation, 1.0)
+    q = len(target)
+    box = np.full(q, total * slack.width) if isinstance(slack, Box) else np.zeros(q)
+    ridge = np.full(q, total**2 * slack.penalty) if isinstance(slack, Ridge) else np.zeros(q)
+    problem = DualProblem(
+        design=design,
+        base=task.share,
+        target=target,
+        scale=scale,
+        kept=chosen.kept,
+        family=distance.family,
+        total=total,
+        box=box,
+        ridge=ridge,
+    )
+    if np.isfinite(distance.span[0]):
+        outside = _outside(design, target, slack)
+        if outside.any():
+            raise infeasible(problem, distance, outside)
+    found = dual_minimum(problem, _start(problem, distance))
+    if found.status is not Status.CONVERGED or at_the_border(found, distance):
+        explain(problem, distance, found)
+    result = _result(problem, distance, found)
+    result = replace(result, dropped=chosen.dropped, population_size=population_size, slack=slack)
+    if slack is None and result.violation[chosen.kept].max(initial=0.0) > VIOLATION:
+        raise NotConvergedError(found.iterations, result.largest_violation, VIOLATION)
+    return result
+
+
+def _check_total(distance: Distance, size: float, total: float) -> None:
+    low, high = distance.span
+    if low < total < high or (distance.closed and low <= total <= high):
+        return
+    raise InfeasibleError(
+        f"Weights must sum to {size:.6g}, {total:.6g} times the base weights, and the bounds on "
+        f"their ratio are {low:g} to {high:g}.",
+        (("total over base", total, low, high),),
+        ways_out=("correct the population size or the base weights", "widen the bounds"),
+    )
+
+
+def _outside(design: Design, target: FloatArray, slack: Slack | None) -> BoolArray:
+    """Return columns whose target lies outside what enrolled clients span, (q,)."""
+    moments = design.moments
+    if isinstance(slack, Ridge):
+        return np.zeros(len(target), dtype=np.bool_)
+    give = slack.width * moments.deviation if isinstance(slack, Box) else 0.0
+    rounding = 1e-12 * np.maximum(np.abs(moments.least), np.abs(moments.largest))
+    beyond: BoolArray = (target + give < moments.least - rounding) | (
+        target - give > moments.largest + rounding
+    )
+    varies: BoolArray = moments.least < moments.largest
+    return beyond & varies
+
+
+def _start(problem: DualProblem, distance: Distance) -> FloatArray:
+    """Return first multipliers: those of a subsample where there are many rows."""
+    zero = np.zeros(len(problem.target) + 1)
+    zero[-1] = distance.start(problem.total)
+    if problem.design.rows < 4 * SUBSAMPLE:
+        return zero
+    part, share = subsample(problem.design, problem.base)
+    found = dual_minimum(replace(problem, design=part, base=share), zero, max_iterations=25)
+    return found.point if found.status is Status.CONVERGED else zero
+
+
+def _result(problem: DualProblem, distance: Distance, found: DualResult) -> Calibration:
+    ratio = found.ratio
+    centred = (found.gradient[:-1] - problem.ridge * found.point[:-1]) / problem.total
+    lam = np.where(problem.kept, found.point[:-1] / problem.scale, 0.0)
+    cost = distance.cost(ratio)
+    return Calibration(
+        weights=problem.base * ratio / problem.total,
+        ratio=ratio,
+        population_size=problem.total,
+        names=problem.design.names,
+        target=problem.target,
+        achieved=problem.target + problem.scale * centred,
+        deviation=problem.design.moments.deviation,
+        multipliers=np.append(lam, found.point[-1] - float(lam @ problem.target)),
+        distance=float(problem.base @ cost if len(problem.base) > 1 else cost.mean()),
+        iterations=found.iterations,
+        status=found.status,
+        dropped={},
+        rare=_rare(problem.design),
+        slack=None,
+    )
+
+
+def _rare(design: Design) -> dict[str, float]:
+    """Return indicators of few enrolled clients, with their share of the rows."""
+    moments = design.moments
+    share, n = moments.mean, design.rows
+    spread = np.sqrt(np.maximum(share * (1.0 - share), 0.0) * n / max(1, n - 1))
+    binary = (moments.least == 0.0) & (moments.largest == 1.0)
+    binary &= np.isclose(spread, moments.deviation, rtol=1e-6)  # nothing between 0 and 1
+    return {design.names[j]: float(share[j]) for j in np.flatnonzero(binary & (share < RARE))}
+
+
+def _inverse_logit(
+    design: Design,
+    target: FloatArray,
+    population_size: float | None,
+    slack: Slack | None,
+) -> Calibration:
+    """Entropy calibration to the mean of the non-enrolled, plus one for each enrolled (C6)."""
+    n = design.rows
+    if isinstance(slack, Ridge):
+        raise InputError("The inverse-logit distance takes a box as slack, no ridge.")
+    if population_size is None:
+        raise InputError("The inverse-logit distance needs the population size.")
+    size = check_positive(population_size, "population_size")
+    if size <= n:
+        raise InfeasibleError(
+            f"The inverse-logit distance needs a population larger than the {n} enrolled clients, "
+            f"not {size:g}: with nobody outside there is nothing to correct.",
+            (("population size", size, n, np.inf),),
+            ways_out=("correct the population size", "use another distance"),
+        )
+    mean = design.moments.mean
+    outside = (size * target - n * mean) / (size - n)
+    task = _Task(design, outside, np.array([1.0 / n]), Entropy(), float(n))
+    wider = None if slack is None else Box(slack.width * size / (size - n))
+    try:
+        tilt = _solved(task, size - n, wider)
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"With N = {size:g} and {n} enrolled the targets give these means to the "
+            f"{size - n:g} clients that are not enrolled, whom no weights on the enrolled can "
+            f"stand for. {error.why}",
+            error.conflict,
+            nearest={
+                name: (n * mean[j] + (size - n) * error.nearest[name]) / size
+                for j, name in enumerate(design.names)
+                if name in error.nearest
+            },
+            least_slack=error.least_slack * (size - n) / size,
+            ways_out=(
+                "correct the targets or the population size",
+                "leave a constraint out or coarsen it",
+                "use the quadratic or the entropy distance",
+                f"allow a tolerance with a slack above {error.least_slack * (size - n) / size:.4g}",
+            ),
+        ) from error
+    ratio = 1.0 + tilt.ratio
+    return replace(
+        tilt,
+        weights=ratio / size,
+        ratio=ratio,
+        population_size=size,
+        target=target,
+        achieved=(n * mean + (size - n) * tilt.achieved) / size,
+        slack=slack,
+    )
+
+
+def _checked_target(design: Design, target: ArrayLike) -> FloatArray:
+    wanted = np.array(target, dtype=np.float64)
+    q = len(design.names)
+    if wanted.shape != (q,):
+        raise InputError(f"Targets have shape {wanted.shape}, expected ({q},), one per column.")
+    if q == 0:
+        raise InputError("Calibration needs at least one target.")
+    if not np.isfinite(wanted).all():
+        bad = [n for n, v in zip(design.names, wanted, strict=True) if not np.isfinite(v)]
+        raise InputError(f"The target of {some(bad)} is missing or infinite.")
+    if design.rows < q:
+        raise InputError(
+            f"{design.rows} enrolled clients are fewer than {q} constraints: leave some out."
+        )
+    moments = design.moments
+    missing = ~(np.isfinite(moments.mean) & np.isfinite(moments.deviation))
+    if missing.any():
+        names = some(design.names[j] for j in np.flatnonzero(missing))
+        raise InputError(
+            f"Balance column {names} has missing, infinite or too large values among the "
+            f"{design.rows} enrolled clients. Fill or drop them first."
+        )
+    return wanted
+
+
+def _checked_base(design: Design, base: ArrayLike | None) -> FloatArray:
+    if base is None:
+        return np.ones(1)
+    given = np.asarray(base, dtype=np.float64)
+    check_rows(design.rows, base=given)
+    if given.ndim != 1 or not np.isfinite(given).all() or (given < 0.0).any():
+        raise InputError(
+            "Base weights must be finite and not negative; "
+            f"{int((~np.isfinite(given)).sum())} are missing or infinite, "
+            f"{int((given < 0.0).sum())} negative."
+        )
+    if not given.sum() > 0.0:
+        raise InputError("The base weights sum to 0: there is nothing to calibrate.")
+    return given
