@@ -81,7 +81,7 @@ def test_data_in_pieces_give_the_same_sums(
 
 @pytest.mark.parametrize("weights", [np.zeros(60), np.full(60, -1.0), np.full(60, np.nan)])
 def test_weights_no_objective_can_have(clients: ClientData, weights: np.ndarray) -> None:
-    with pytest.raises(InputError, match="Client weights must be finite, not negative"):
+    with pytest.raises(InputError, match="Client weights must be finite with a positive sum"):
         FederatedLogistic(clients, L2, weights)
     with pytest.raises(InputError, match="l2 must be 0 or more"):
         FederatedLogistic(clients, -1.0, np.ones(60))

@@ -34,6 +34,7 @@ def replies(rows: list[int], enroll: np.ndarray = ENROLL, part: np.ndarray = PAR
     return RoundReplies(
         index=1,
         unit_ids=np.array(rows),
+        rows=np.array(rows),
         enrollment_prob=enroll[rows],
         participation_prob=part[rows],
         sample_counts=np.array(rows) + 1,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
+from scipy.special import expit
 
 from fedipw.errors import InputError
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
@@ -35,6 +36,10 @@ class Distance(Protocol):
 
     def start(self, ratio: float) -> float:
         """Return u with F(u) = ratio."""
+        ...
+
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return F(u), (n,)."""
         ...
 
     def cost(self, ratio: FloatArray) -> FloatArray:
@@ -80,6 +85,10 @@ class Quadratic:
         """Return ratio - 1."""
         return ratio - 1.0
 
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return 1 + u held in the bounds."""
+        return np.clip(1.0 + u, self.low, self.high)
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return (g - 1)^2 / 2."""
         return _half_square(ratio)
@@ -111,6 +120,10 @@ class Linear:
         """Return ratio - 1."""
         return ratio - 1.0
 
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return 1 + u."""
+        return 1.0 + u
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return (g - 1)^2 / 2."""
         return _half_square(ratio)
@@ -141,6 +154,10 @@ class Entropy:
     def start(self, ratio: float) -> float:
         """Return log ratio."""
         return math.log(ratio)
+
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return exp u."""
+        return np.exp(u)
 
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return g log g - g + 1."""
@@ -190,6 +207,13 @@ class Logit:
         odds = (ratio - low) * (high - 1.0) / ((high - ratio) * (1.0 - low))
         return math.log(odds) / steep
 
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return F(u)."""
+        low, high = self.low, self.high
+        steep = (high - low) / ((1.0 - low) * (high - 1.0))
+        prob: FloatArray = expit(steep * u + math.log((1.0 - low) / (high - 1.0)))
+        return low + (high - low) * prob
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return the integral of the inverse of F from 1."""
         low, high = self.low, self.high
@@ -215,6 +239,10 @@ class InverseLogit:
     the *non-enrolled*, :math:`(N\mu - \sum_E b)/(N - n)`. Needs the population size N > n, takes
     no base weights and no bounds.
     """
+
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return 1 + exp u, with u = -lambda'b."""
+        return 1.0 + np.exp(u)
 
 
 def _half_square(ratio: FloatArray) -> FloatArray:

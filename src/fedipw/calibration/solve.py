@@ -12,6 +12,7 @@ from fedipw.calibration.design import Design, design_of
 from fedipw.calibration.distances import Distance, Entropy, InverseLogit, Quadratic
 from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
 from fedipw.calibration.failure import VIOLATION, at_the_border, explain, infeasible
+from fedipw.calibration.noise import trusted_target
 from fedipw.calibration.rank import (
     SUBSAMPLE,
     independence,
@@ -69,7 +70,8 @@ class Calibration:
     ratio: FloatArray  # weight * N / base, (n,)
     population_size: float  # N
     names: tuple[str, ...]
-    target: FloatArray  # (q,)
+    given: FloatArray  # targets as given, (q,)
+    target: FloatArray  # what was aimed at, (q,): drawn to the enrolled where errors were given
     achieved: FloatArray  # weighted means, (q,)
     deviation: FloatArray  # standard deviations of the columns, (q,)
     multipliers: FloatArray  # lambda in units of b, the constant last, (q + 1,)
@@ -79,6 +81,15 @@ class Calibration:
     dropped: dict[str, str]  # columns that say nothing new, with the reason
     rare: dict[str, float]  # indicators of few enrolled clients, with their share
     slack: Slack | None
+    rule: Distance | InverseLogit
+
+    def weights_at(self, balance: FloatArray) -> FloatArray:
+        """Return the weight a client with these columns (m, q) and base weight 1 would have, (m,).
+
+        For the enrolled themselves, without base weights, it is their weight.
+        """
+        u = balance @ self.multipliers[:-1] + self.multipliers[-1]
+        return self.rule.ratio(u) / self.population_size
 
     @property
     def violation(self) -> FloatArray:
@@ -111,6 +122,7 @@ def calibrated(
     base: ArrayLike | None = None,
     population_size: float | None = None,
     slack: Slack | None = None,
+    se: ArrayLike | None = None,
     names: Sequence[str] | None = None,
 ) -> Calibration:
     r"""Weights nearest to the base weights that reproduce population means.
@@ -132,6 +144,8 @@ def calibrated(
         N; the sum of the base weights by default. Bounds are on N q / d.
     slack
         ``Box`` or ``Ridge`` for soft calibration; exact by default.
+    se
+        Standard errors of the targets, (q,): noisy ones are trusted less (C10).
     names
         Names of the columns, for messages.
 
@@ -154,21 +168,25 @@ def calibrated(
     """
     design = design_of(balance, names)
     wanted = _checked_target(design, target)
-    if isinstance(distance, InverseLogit):
-        if base is not None:
-            raise InputError("The inverse-logit distance takes no base weights: its base is 1.")
-        return _inverse_logit(design, wanted, population_size, slack)
     rule = Quadratic() if distance is None else distance
     if base is None:
         size, share = float(design.rows), np.array([1.0 / design.rows])
-        positive = np.arange(0)
+        used, positive = design, np.arange(0)
+    elif isinstance(rule, InverseLogit):
+        raise InputError("The inverse-logit distance takes no base weights: its base is 1.")
     else:
-        given = _checked_base(design, base)
-        size, positive = float(given.sum()), np.flatnonzero(given)
-        share = given[positive] / size
-    used = design if len(share) in (1, design.rows) else design.take(positive)
-    total = size if population_size is None else check_positive(population_size, "population_size")
-    result = _solved(_Task(used, wanted, share, rule, size), total, slack)
+        weights = _checked_base(design, base)
+        size, positive = float(weights.sum()), np.flatnonzero(weights)
+        share = weights[positive] / size
+        used = design if len(positive) == design.rows else design.take(positive)
+    aim = wanted if se is None else trusted_target(used, share, wanted, se)
+    if isinstance(rule, InverseLogit):
+        result = _inverse_logit(used, aim, population_size, slack)
+    else:
+        total = size if population_size is None else population_size
+        check_positive(total, "population_size")
+        result = _solved(_Task(used, aim, share, rule, size), total, slack)
+    result = replace(result, given=wanted)
     return result if used is design else _spread(result, positive, design.rows)
 
 
@@ -273,6 +291,7 @@ def _result(problem: DualProblem, distance: Distance, found: DualResult) -> Cali
         ratio=ratio,
         population_size=problem.total,
         names=problem.design.names,
+        given=problem.target,
         target=problem.target,
         achieved=problem.target + problem.scale * centred,
         deviation=problem.design.moments.deviation,
@@ -283,6 +302,7 @@ def _result(problem: DualProblem, distance: Distance, found: DualResult) -> Cali
         dropped={},
         rare=_rare(problem.design),
         slack=None,
+        rule=distance,
     )
 
 
@@ -350,6 +370,7 @@ def _inverse_logit(
         target=target,
         achieved=(n * mean + (size - n) * tilt.achieved) / size,
         slack=slack,
+        rule=InverseLogit(),
     )
 
 

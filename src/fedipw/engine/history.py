@@ -28,6 +28,8 @@ class History:
     trimmed: IntArray  # (M, R) weights cut
     trimmed_mass: FloatArray  # (M, R) share of weight cut off
     source: IdArray  # (M, R) where participation probabilities came from
+    negative: IntArray  # (M, R) negative weights
+    note: IdArray  # (M, R) what a scheme could not do, empty if nothing
 
     @property
     def rounds(self) -> int:
@@ -72,6 +74,8 @@ class History:
                         "trimmed": self.trimmed[m],
                         "trimmed_mass": self.trimmed_mass[m],
                         "participation": self.source[m].tolist(),
+                        "negative": self.negative[m],
+                        "note": self.note[m].tolist(),
                         "excess_loss": target.losses(after) - lowest,
                         "distance": np.linalg.norm(after - best, axis=1),
                     }

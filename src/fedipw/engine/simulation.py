@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from fedipw.engine.history import History
-from fedipw.engine.local import LocalWork, RoundWork, weighted_update
+from fedipw.engine.local import LocalWork, RoundWork, client_updates, weighted_update
+from fedipw.engine.memory import UpdateMemory
 from fedipw.errors import DivergedError, InputError
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.theory.limit import LimitWeights
@@ -82,6 +83,8 @@ class Simulation:
         Chance of mini-batches.
     limits_from
         Collect limit weights from this round on (needs true probabilities); off by default.
+    memories
+        Enrollment weights (N,) of the methods that keep each client's latest update (O5).
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Simulation:
         rng: np.random.Generator,
         *,
         limits_from: int | None = None,
+        memories: Mapping[str, FloatArray] | None = None,
     ) -> None:
         self.federation, self.training = federation, training
         self._weighers, self._rng = tuple(weighers), rng
@@ -105,6 +109,9 @@ class Simulation:
         zero = np.zeros(federation.clients.n_parameters) if start is None else start
         self._iterates = [np.tile(zero, (len(self.methods), 1))]
         self._records: list[_RoundRecord] = []
+        self._memories = {
+            name: UpdateMemory(omega, len(zero)) for name, omega in (memories or {}).items()
+        }
         self._limits_from = limits_from
         self._limits = self._new_limits()
 
@@ -166,9 +173,13 @@ class Simulation:
         who = self._rows[replied]
         own = self.training.steps
         task = RoundWork(clients=who, theta=theta, key=key, steps=None if own is None else own[who])
-        total = weighted_update(
-            self.federation.clients, self.training.work, self.training.l2, task, weights.weights
-        )
+        clients, work, l2 = self.federation.clients, self.training.work, self.training.l2
+        memory = self._memories.get(name)
+        if memory is None:
+            total = weighted_update(clients, work, l2, task, weights.weights)
+        else:
+            updates = client_updates(clients, work, l2, task)
+            total = memory.total(who, updates, weights.weights)
         following: FloatArray = theta + self.training.server_step * total
         if not np.isfinite(following).all():
             raise DivergedError(name, self.rounds + 1, float(weights.weights.max()))
@@ -195,6 +206,8 @@ class Simulation:
             trimmed=np.array([r.trimmed for r in records], dtype=np.int64).reshape(shape).T,
             trimmed_mass=np.array([r.trimmed_mass for r in records]).reshape(shape).T,
             source=np.array([r.source for r in records], dtype=object).reshape(shape).T,
+            negative=np.array([r.negative for r in records], dtype=np.int64).reshape(shape).T,
+            note=np.array([r.note for r in records], dtype=object).reshape(shape).T,
         )
 
     def state(self) -> dict[str, Any]:
@@ -206,6 +219,7 @@ class Simulation:
             "training_rng": self._rng.bit_generator.state,
             "weighers": {str(k): w.state() for k, w in enumerate(self._weighers)},
             "limits": {name: limit.state() for name, limit in self._limits.items()},
+            "memories": {name: memory.state() for name, memory in self._memories.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -218,6 +232,8 @@ class Simulation:
             weigher.restore(state["weighers"].get(str(k), {}))
         for name, limit in self._limits.items():
             limit.restore(state["limits"][name])
+        for name, memory in self._memories.items():
+            memory.restore(state["memories"][name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +246,8 @@ class _RoundRecord:
     trimmed: Sequence[int]
     trimmed_mass: Sequence[float]
     source: Sequence[str]
+    negative: Sequence[int]
+    note: Sequence[str]
 
     def plain(self) -> list[Any]:
         return [
@@ -239,13 +257,16 @@ class _RoundRecord:
             list(self.trimmed),
             list(self.trimmed_mass),
             list(self.source),
+            list(self.negative),
+            list(self.note),
         ]
 
 
 def _record(replies: int, weighed: Sequence[RoundWeights], methods: int) -> _RoundRecord:
     if not weighed:
         nan, none = [float("nan")] * methods, [0] * methods
-        return _RoundRecord(0, nan, nan, none, [0.0] * methods, [SKIPPED] * methods)
+        empty = [""] * methods
+        return _RoundRecord(0, nan, nan, none, [0.0] * methods, [SKIPPED] * methods, none, empty)
     return _RoundRecord(
         replies,
         [w.total for w in weighed],
@@ -253,4 +274,6 @@ def _record(replies: int, weighed: Sequence[RoundWeights], methods: int) -> _Rou
         [0 if w.trimming is None else w.trimming.changed for w in weighed],
         [0.0 if w.trimming is None else w.trimming.mass for w in weighed],
         [w.replies.source.value for w in weighed],
+        [w.negative for w in weighed],
+        [w.note for w in weighed],
     )

@@ -22,6 +22,7 @@ from fedipw.data.mechanisms import (
 from fedipw.data.mechanisms.base import score_of
 from fedipw.data.population import Population
 from fedipw.data.streams import Streams
+from fedipw.data.terms import term_of
 from fedipw.data.testbed import Testbed
 from fedipw.engine import Federation, LocalWork, Simulation, Training, tail_length
 from fedipw.errors import InputError
@@ -33,8 +34,9 @@ from fedipw.propensity import (
     enrollment_fit,
 )
 from fedipw.theory import FederatedLogistic, target_weights
-from fedipw.weights import Target, Weigher, method_named
-from fedipw.weights.registry import Method, Sizes, SourceKind
+from fedipw.weights import Balance, Facts, Target, Weigher, method_named
+from fedipw.weights.registry import Method, SourceKind
+from fedipw.weights.schemes import enrollment_weights_of
 from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage, Units, Unmodelled
 
 if TYPE_CHECKING:
@@ -149,12 +151,19 @@ class Scenario:
             participation=process,
             enrollment_prob=prob,
         )
+        weighers = _weighers(self, federation)
         return Simulation(
             federation,
-            _weighers(self, federation),
+            weighers,
             self.training.training(population),
             streams.training,
             limits_from=self.rounds // 2 + 1 if limits else None,
+            memories={
+                name: enrollment_weights_of(scheme)
+                for weigher in weighers
+                for name, scheme in weigher.schemes.items()
+                if method_named(name).memory
+            },
         )
 
     def settings(self) -> dict[str, Any]:
@@ -175,15 +184,30 @@ class Scenario:
 def _weighers(scenario: Scenario, federation: Federation) -> list[Weigher]:
     """Return one weigher for each kind of probabilities the methods need."""
     methods = [method_named(name) for name in scenario.methods]
-    sizes = Sizes(federation.population.size, federation.population.enrolled_size)
+    facts = _facts(scenario, federation.population, methods)
     weighers = []
     for kind in SourceKind:
         mine = [m for m in methods if m.source is kind]
         if mine:
             source = _source(kind, mine, scenario, federation)
-            schemes = {m.name: m.scheme_for(sizes, scenario.target) for m in mine}
+            schemes = {m.name: m.scheme_for(facts, scenario.target) for m in mine}
             weighers.append(Weigher(source, schemes, trim=scenario.trim))
     return weighers
+
+
+def _facts(scenario: Scenario, population: Population, methods: Sequence[Method]) -> Facts:
+    """Return sizes, and the means methods need: those of the table's enrollment columns."""
+    chosen = scenario.propensity.enrollment_columns
+    columns = population.covariates if chosen is None else tuple(chosen)
+    population.require(columns)
+    needs = {m.balanced for m in methods}
+    terms = [term_of(name, population.frame.schema) for name in columns]
+    return Facts(
+        population.size,
+        population.enrolled_size,
+        balance=Balance.of(population, terms) if "balance" in needs else None,
+        rich=Balance.rich(population, columns) if "rich" in needs else None,
+    )
 
 
 def _source(

@@ -36,7 +36,9 @@ class FederatedLogistic:
        F_v(\theta) = \frac{\sum_i v_i f_i(\theta)}{\sum_i v_i} \qquad (O1)
 
     with :math:`u_{ij} = x_{ij}'\theta_{1..d} + \theta_{d+1}`. Equal weights v give the target
-    objective F; a scheme's expected weights (L1) give the objective it really minimises.
+    objective F; a scheme's expected weights (L1) give the objective it really minimises. Some
+    weights may be negative, as linear calibration gives them: if that leaves no minimum,
+    ``minimum`` says so.
 
     Examples
     --------
@@ -50,18 +52,15 @@ class FederatedLogistic:
 
     clients: ClientData
     l2: float
-    client_weights: FloatArray  # (N,), not negative
+    client_weights: FloatArray  # (N,)
 
     def __post_init__(self) -> None:
         check_rows(self.clients.size, client_weights=self.client_weights)
         if not self.l2 >= 0.0:
             raise InputError(f"l2 must be 0 or more, not {self.l2!r}.")
         total = self.client_weights.sum()
-        if not (np.isfinite(total) and total > 0.0 and self.client_weights.min() >= 0.0):
-            raise InputError(
-                f"Client weights must be finite, not negative and not all zero (sum {total!r}, "
-                f"least {self.client_weights.min()!r})."
-            )
+        if not (np.isfinite(total) and total > 0.0):
+            raise InputError(f"Client weights must be finite with a positive sum, not {total!r}.")
 
     def require_equal_weights(self, what: str) -> None:
         """Raise unless all clients weigh the same."""

@@ -1,17 +1,21 @@
 """One number per reply: weights, schemes, and the weigher every engine uses."""
 
+from fedipw.weights.balance import Balance
 from fedipw.weights.functions import (
     TrimReport,
+    clamped,
     effective_sample_size,
     estimated_population_size,
     hajek_weights,
     horvitz_thompson_weights,
     trimmed,
 )
-from fedipw.weights.registry import METHODS, Method, Target, method_named
+from fedipw.weights.registry import METHODS, Facts, Method, Target, method_named
 from fedipw.weights.rounds import RoundOpening, RoundReplies, RoundWeights
 from fedipw.weights.schemes import (
+    Calibrated,
     FedAvg,
+    Greg,
     Hajek,
     HorvitzThompson,
     ParticipationOnly,
@@ -23,8 +27,12 @@ from fedipw.weights.weigher import Weigher
 
 __all__ = [
     "METHODS",
+    "Balance",
+    "Calibrated",
     "Collapsed",
+    "Facts",
     "FedAvg",
+    "Greg",
     "Hajek",
     "HorvitzThompson",
     "Known",
@@ -41,6 +49,7 @@ __all__ = [
     "TwoStage",
     "Unmodelled",
     "Weigher",
+    "clamped",
     "effective_sample_size",
     "estimated_population_size",
     "hajek_weights",

@@ -98,6 +98,45 @@ def trimmed(weights: FloatArray, times_mean: float) -> TrimReport:
     )
 
 
+def clamped(weights: FloatArray, low: float, high: float, *, strict: bool = True) -> TrimReport:
+    r"""Hold weights in [low, high] and share what was cut or added equally among the others.
+
+    .. math:: w_i' = \text{clip}(w_i, l, h) \text{ outside } [l, h], \qquad
+       w_i' = w_i + \frac{\sum_k (w_k - \text{clip}(w_k, l, h))}{|\{k : l \le w_k \le h\}|}
+       \text{ inside} \qquad (W11)
+
+    The sum stays as it is. With ``strict`` this is repeated until no weight that was given a share
+    is pushed outside, as survey statisticians do after raking.
+
+    >>> clamped(np.array([1.0, 2.0, 6.0]), 0.0, 4.0).weights
+    array([2., 3., 4.])
+    """
+    if not low < high:
+        raise InputError(f"Weights cannot be held between {low!r} and {high!r}.")
+    out, before = np.array(weights, dtype=np.float64), np.asarray(weights)
+    while True:
+        inside = (out >= low) & (out <= high)
+        if inside.all():
+            break
+        held = np.clip(out, low, high)
+        if not inside.any() or not low * len(out) <= out.sum() <= high * len(out):
+            raise InputError(
+                f"{len(out)} weights with sum {out.sum():.6g} cannot all lie between {low:g} and "
+                f"{high:g}: widen the limits."
+            )
+        held[inside] += (out - held).sum() / inside.sum()
+        out = held
+        if not strict:
+            break
+    cut = np.maximum(before - np.clip(before, low, high), 0.0).sum()
+    return TrimReport(
+        weights=out,
+        cap=high,
+        changed=int(((before < low) | (before > high)).sum()),
+        mass=float(cut / before.sum()),
+    )
+
+
 def _normalised(raw: FloatArray) -> FloatArray:
     weights: FloatArray = raw / raw.sum()
     return weights

@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 
+from fedipw.calibration import Distance, Entropy, InverseLogit, Linear, Logit, Quadratic
 from fedipw.errors import InputError
+from fedipw.weights.balance import Balance
 from fedipw.weights.schemes import (
+    Calibrated,
     FedAvg,
+    Greg,
     Hajek,
     HorvitzThompson,
     ParticipationOnly,
@@ -36,12 +40,21 @@ class SourceKind(Enum):
     COLLAPSED = "collapsed"
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Numbers a scheme may divide by."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What a scheme may use of the population: sizes, and balance columns with known means."""
 
     population: float
     enrolled: float
+    balance: Balance | None = None  # the covariates
+    rich: Balance | None = None  # covariates, squares and products
+
+    def balance_for(self, name: str, *, rich: bool = False) -> Balance:
+        """Return the balance a method needs, or say that it is not known."""
+        found = self.rich if rich else self.balance
+        if found is None:
+            raise InputError(f"{name} needs population means of the covariates.")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +63,14 @@ class Method:
 
     name: str
     source: SourceKind
-    scheme: Callable[[Sizes], Scheme]
+    scheme: Callable[[Facts], Scheme]
     uses_enrollment: bool = True  # whether it reads enrollment probabilities
+    balanced: str = ""  # "balance" or "rich" where it needs population means
+    memory: bool = False  # whether training keeps each client's latest update (O5)
 
-    def scheme_for(self, sizes: Sizes, target: Target = Target.CLIENT) -> Scheme:
+    def scheme_for(self, facts: Facts, target: Target = Target.CLIENT) -> Scheme:
         """Return the scheme for a population, for the mean over clients or over samples."""
-        scheme = self.scheme(sizes)
+        scheme = self.scheme(facts)
         if target is Target.CLIENT:
             return scheme
         if not scheme.self_normalised:
@@ -70,19 +85,45 @@ class Method:
 def _forms(method: Method) -> tuple[Method, Method]:
     """Return a Horvitz–Thompson method and its self-normalised form."""
     return method, replace(
-        method, name=method.name + HAJEK, scheme=lambda sizes: Hajek(method.scheme(sizes))
+        method, name=method.name + HAJEK, scheme=lambda facts: Hajek(method.scheme(facts))
     )
 
 
-def _horvitz_thompson(sizes: Sizes) -> Scheme:
-    return HorvitzThompson(sizes.population)
+def _horvitz_thompson(facts: Facts) -> Scheme:
+    return HorvitzThompson(facts.population)
 
 
-def _participation_only(sizes: Sizes) -> Scheme:
-    return ParticipationOnly(sizes.enrolled)
+def _participation_only(facts: Facts) -> Scheme:
+    return ParticipationOnly(facts.enrolled)
+
+
+def _calibrated(name: str, distance: Distance | InverseLogit) -> tuple[Method, Method]:
+    """Return enrollment by calibration to the population means of the covariates, both forms."""
+
+    def scheme(facts: Facts) -> Scheme:
+        return Calibrated(facts.balance_for(name).enrollment_weights(distance))
+
+    return _forms(Method(name, _TWO_STAGE, scheme, uses_enrollment=False, balanced="balance"))
+
+
+def _greg(name: str, *, nonnegative: bool) -> tuple[Method, Method]:
+    """Return FedIPW balanced in every round, both forms."""
+
+    def scheme(facts: Facts) -> Scheme:
+        inner = HorvitzThompson(facts.population)
+        return Greg(inner, facts.balance_for(name), nonnegative)
+
+    return _forms(Method(name, _TWO_STAGE, scheme, balanced="balance"))
+
+
+def _efficient(facts: Facts) -> Scheme:
+    """Return inverse-logit calibration on a rich map (method of the efficiency bound)."""
+    rich = facts.balance_for("efficient", rich=True)
+    return Calibrated(rich.enrollment_weights(InverseLogit()))
 
 
 _TWO_STAGE, _KNOWN, _COLLAPSED = SourceKind.TWO_STAGE, SourceKind.KNOWN, SourceKind.COLLAPSED
+LOGIT_BOUNDS = (0.1, 10.0)  # of the weight ratio, for the method of that name
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
@@ -93,6 +134,24 @@ METHODS: Mapping[str, Method] = {
         *_forms(Method("fedipw", _TWO_STAGE, _horvitz_thompson)),
         *_forms(Method("oracle", _KNOWN, _horvitz_thompson)),
         *_forms(Method("collapsed", _COLLAPSED, _horvitz_thompson, uses_enrollment=False)),
+        *_calibrated("calibrated-quadratic", Quadratic()),
+        *_calibrated("calibrated-entropy", Entropy()),
+        *_calibrated("calibrated-linear", Linear()),
+        *_calibrated("calibrated-logit", Logit(*LOGIT_BOUNDS)),
+        *_calibrated("calibrated-inverse-logit", InverseLogit()),
+        *_calibrated("calibrated-noise-aware", Entropy()),
+        *_greg("greg", nonnegative=False),
+        *_greg("greg-nonnegative", nonnegative=True),
+        *_forms(
+            Method(
+                "efficient",
+                _TWO_STAGE,
+                _efficient,
+                uses_enrollment=False,
+                balanced="rich",
+                memory=True,
+            )
+        ),
     )
 }
 

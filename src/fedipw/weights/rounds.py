@@ -29,6 +29,7 @@ class RoundReplies:
 
     index: int
     unit_ids: IdArray  # (m,)
+    rows: IntArray  # (m,) rows of the table behind them
     enrollment_prob: FloatArray  # (m,)
     participation_prob: FloatArray  # (m,)
     sample_counts: IntArray  # (m,)
@@ -37,6 +38,7 @@ class RoundReplies:
     def __post_init__(self) -> None:
         rows = {
             len(self.unit_ids),
+            len(self.rows),
             len(self.enrollment_prob),
             len(self.participation_prob),
             len(self.sample_counts),
@@ -59,6 +61,12 @@ class RoundWeights:
     replies: RoundReplies
     weights: FloatArray  # (m,), 1/N included
     trimming: TrimReport | None = None
+    note: str = ""  # what the scheme could not do in this round
+
+    @property
+    def negative(self) -> int:
+        """Number of negative weights, which linear calibration and GREG can give."""
+        return int((self.weights < 0.0).sum())
 
     @property
     def total(self) -> float:
@@ -68,4 +76,4 @@ class RoundWeights:
     @property
     def effective_replies(self) -> float:
         """Effective sample size of the round (W10)."""
-        return effective_sample_size(self.weights)
+        return effective_sample_size(self.weights) if self.weights.any() else 0.0

@@ -45,6 +45,7 @@ class Units:
         return RoundReplies(
             index=index,
             unit_ids=self.unit_ids[rows],
+            rows=rows,
             enrollment_prob=self.enrollment_prob[rows],
             participation_prob=participation_prob,
             sample_counts=self.sample_counts[rows],
@@ -260,6 +261,7 @@ class Collapsed:
         return RoundReplies(
             index=self._index,
             unit_ids=self.units.unit_ids[rows],
+            rows=rows,
             enrollment_prob=np.ones(len(rows)),
             participation_prob=prob,
             sample_counts=self.units.sample_counts[rows],

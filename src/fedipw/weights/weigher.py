@@ -10,7 +10,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
 from fedipw.weights.functions import trimmed
 from fedipw.weights.rounds import RoundOpening, RoundReplies, RoundWeights
-from fedipw.weights.schemes import Scheme
+from fedipw.weights.schemes import Scheme, weighed
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray
@@ -88,11 +88,13 @@ class Weigher:
         self._phase = _Phase.BETWEEN
 
     def _weighted(self, scheme: Scheme, replies: RoundReplies) -> RoundWeights:
-        weights = scheme.weights(replies)
+        weights, note = weighed(scheme, replies)
+        if not weights.any():
+            note = "no reply carries weight"
         if self.trim is None:
-            return RoundWeights(replies=replies, weights=weights)
+            return RoundWeights(replies=replies, weights=weights, note=note)
         report = trimmed(weights, self.trim)
-        return RoundWeights(replies=replies, weights=report.weights, trimming=report)
+        return RoundWeights(replies=replies, weights=report.weights, trimming=report, note=note)
 
     def _require_open(self) -> None:
         if self._phase is not _Phase.OPEN:

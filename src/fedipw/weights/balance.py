@@ -1,0 +1,94 @@
+"""What is known of the population by its means: balance columns of clients and their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedipw.calibration import Calibration, Distance, InverseLogit, calibrated
+from fedipw.data.terms import Term, rich_terms, term_matrix
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_finite, check_rows
+
+if TYPE_CHECKING:
+    from fedipw.data.population import Population
+    from fedipw.numerics.types import BoolArray, FloatArray
+
+CLIENTS_PER_MOMENT = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Balance:
+    """Balance columns b of the clients of a table and their population means.
+
+    With a full table the means are the table's own; with totals alone the table lists the enrolled
+    and the means come from outside, with standard errors where they are estimates.
+    """
+
+    names: tuple[str, ...]
+    matrix: FloatArray  # (N, q), one row per client of the table
+    enrolled: BoolArray  # (N,)
+    mean: FloatArray  # mu_b, (q,)
+    population_size: float
+    se: FloatArray | None = None  # (q,)
+
+    def __post_init__(self) -> None:
+        check_rows(len(self.matrix), enrolled=self.enrolled)
+        check_rows(len(self.names), mean=self.mean)
+        if self.matrix.shape[1] != len(self.names):
+            raise InputError(f"{self.matrix.shape[1]} balance columns, {len(self.names)} names.")
+
+    @classmethod
+    def of(cls, population: Population, terms: Sequence[Term]) -> Balance:
+        """Return the balance of a full population table on some terms."""
+        matrix = np.ascontiguousarray(term_matrix(terms, population.frame))
+        names = tuple(t.name for t in terms)
+        check_finite(matrix, names, "population table")
+        return cls(
+            names=names,
+            matrix=matrix,
+            enrolled=population.enrolled,
+            mean=matrix.mean(axis=0),
+            population_size=population.size,
+        )
+
+    @classmethod
+    def rich(cls, population: Population, columns: Sequence[str]) -> Balance:
+        """Return the balance on columns, squares and products, as far as clients allow.
+
+        Squares and products are taken if at least 25 enrolled clients stand behind each moment;
+        else squares alone if that leaves 25; else the columns. Calibration on more moments than
+        that costs more variance than it removes.
+        """
+        terms = rich_terms(columns, population.frame)
+        room = population.enrolled_size // CLIENTS_PER_MOMENT
+        single = tuple(t for t in terms if len(t.factors) == 1)
+        main = tuple(t for t in single if t.factors[0].power == 1)
+        fitting = [chosen for chosen in (terms, single) if len(chosen) <= room]
+        return cls.of(population, fitting[0] if fitting else main)
+
+    def calibration(self, distance: Distance | InverseLogit) -> Calibration:
+        """Return weights on the enrolled that reproduce the means, in table order."""
+        needs_size = isinstance(distance, InverseLogit)
+        return calibrated(
+            self.matrix[self.enrolled],
+            self.mean,
+            distance=distance,
+            population_size=self.population_size if needs_size else None,
+            se=self.se,
+            names=self.names,
+        )
+
+    def enrollment_weights(self, distance: Distance | InverseLogit) -> FloatArray:
+        """Return q of every client of the table, (N,).
+
+        A client that is not enrolled gets the weight it would have with its columns; simulations
+        use it to average over enrollment.
+        """
+        found = self.calibration(distance)
+        out = found.weights_at(self.matrix)
+        out[self.enrolled] = found.weights
+        return out
