@@ -10,7 +10,9 @@ from fedipw.calibration.distances import (
     Quadratic,
 )
 from fedipw.calibration.dual import Status
+from fedipw.calibration.noise import trusted_target
 from fedipw.calibration.solve import Box, Calibration, Ridge, Slack, calibrated
+from fedipw.calibration.units import balancing, calibrated_table
 
 __all__ = [
     "Box",
@@ -27,5 +29,8 @@ __all__ = [
     "Ridge",
     "Slack",
     "Status",
+    "balancing",
     "calibrated",
+    "calibrated_table",
+    "trusted_target",
 ]

@@ -14,7 +14,7 @@ from fedipw.numerics.checks import check_rows, some
 from fedipw.numerics.dual import CLIPPED, column_moments, dense_sums, margin_sums
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics.types import CodeArray, FloatArray, IntArray
 
 
 class Moments(NamedTuple):
@@ -158,7 +158,7 @@ class Margins:
     built: memory is one small integer per client and variable.
     """
 
-    codes: IntArray
+    codes: CodeArray
     levels: tuple[tuple[str, ...], ...]
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedipw.numerics.types import FloatArray
 
-TYPICAL_SHIFT = 0.5
+TYPICAL_SHIFT = 0.55
 
 
 def trusted_target(

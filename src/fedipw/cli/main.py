@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedipw.errors import FedIPWError
+from fedipw.cli.calibrate import calibrate
+from fedipw.errors import FedIPWError, InfeasibleError
 
 if TYPE_CHECKING:
     import polars as pl
 
-BAD_INPUT = 2
+BAD_INPUT, INFEASIBLE = 2, 3
 
 app = typer.Typer(
     name="fedipw",
@@ -46,7 +47,7 @@ def _reproduce(
     ),
     seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 10,
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 600,
-    panels: Annotated[str, typer.Option(help="Panels to make, of A and B.")] = "AB",
+    panels: Annotated[str, typer.Option(help="Panels to make, of A, B, C and D.")] = "ABCD",
     workers: Annotated[int, typer.Option(help="Processes.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -116,6 +117,9 @@ def _simulate(
     _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
 
 
+app.command("calibrate")(calibrate)
+
+
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that moves a bar on the terminal's error stream."""
@@ -137,9 +141,11 @@ def _print_figure(summary: pl.DataFrame) -> None:
 
     last = summary.group_by("panel", "method", maintain_order=True).agg(pl.all().last())
     table = Table("panel", "method", "at", "excess loss", "sd over seeds")
-    names = {"A": "round {:g}", "B": "strength {:g}"}
-    part_b = summary.filter(pl.col("panel") == "B")
-    shown = pl.concat([last.filter(pl.col("panel") == "A"), part_b.select(last.columns)])
+    names = {"A": "round {:g}", "B": "strength {:g}", "C": "round {:g}", "D": "noise {:g}"}
+    over_rounds = pl.col("panel").is_in(["A", "C"])
+    some_noise = (pl.col("panel") != "D") | pl.col("x").is_in([0.0, 0.2, 0.5, 1.0])
+    every = summary.filter(~over_rounds & some_noise).select(last.columns)
+    shown = pl.concat([last.filter(over_rounds), every]).sort("panel", maintain_order=True)
     for row in shown.iter_rows(named=True):
         table.add_row(
             row["panel"],
@@ -167,9 +173,12 @@ def _print_errors(errors: pl.DataFrame) -> None:
 
 
 def main() -> None:
-    """Run the command line; bad input ends in exit code 2 with a message, never a traceback."""
+    """Run the command line; errors end in a message and an exit code, never a traceback.
+
+    2 is bad input, 3 targets that no weights on the enrolled clients can meet.
+    """
     try:
         app()
     except FedIPWError as error:
         _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(BAD_INPUT)
+        sys.exit(INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)

@@ -2,6 +2,16 @@
 
 from fedipw.data.clients import ClientData
 from fedipw.data.population import Population
+from fedipw.data.tables import read_table, write_table
+from fedipw.data.targets import Targets
 from fedipw.data.testbed import Testbed, TestbedDraw
 
-__all__ = ["ClientData", "Population", "Testbed", "TestbedDraw"]
+__all__ = [
+    "ClientData",
+    "Population",
+    "Targets",
+    "Testbed",
+    "TestbedDraw",
+    "read_table",
+    "write_table",
+]

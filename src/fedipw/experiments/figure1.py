@@ -1,4 +1,8 @@
-"""The paper's Figure 1 on the testbed: panel A over rounds, panel B over enrollment strength."""
+"""The paper's Figure 1 on the testbed.
+
+A: excess loss over rounds. B: over enrollment strength. C: aggregate calibration over rounds.
+D: calibration to noisy moments.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from fedipw.data.mechanisms import LogisticEnrollment
 from fedipw.engine import tail_length
 from fedipw.errors import InputError
 from fedipw.experiments.files import check_directory, environment, staged
+from fedipw.experiments.noise import NOISE, NOISY_METHODS, NoisyLimit, noisy_limits
 from fedipw.experiments.scenario import PAPER_METHODS, Scenario
 from fedipw.experiments.theory import enrollment_costs
 from fedipw.numerics.threads import limit_threads
@@ -29,9 +34,16 @@ from fedipw.theory import error_parts
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
 
-PANELS = "AB"
+PANELS = "ABCD"
 STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
 _A_STRENGTH = 1.0
+CALIBRATED_METHODS = (
+    "participation-only",
+    "calibrated-quadratic",
+    "calibrated-entropy",
+    "fedipw",
+    "efficient",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,7 @@ class FigureSettings:
     def cells(self) -> list[Cell]:
         """Return all runs: one per strength and seed."""
         return [
-            Cell(seed=seed, strength=s, rounds=self.rounds)
+            Cell(seed=seed, strength=s, rounds=self.rounds, panels=self.panels)
             for s in self.strengths
             for seed in range(self.seeds)
         ]
@@ -74,11 +86,24 @@ class Cell:
     seed: int
     strength: float
     rounds: int
+    panels: str = PANELS
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rounds are kept, and panels C and D made, at this strength."""
+        return self.strength == _A_STRENGTH
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods to run: the paper's for A and B, calibrated ones for C."""
+        first = PAPER_METHODS if set("AB") & set(self.panels) else ("participation-only",)
+        second = CALIBRATED_METHODS if "C" in self.panels and self.whole else ()
+        return tuple(dict.fromkeys((*first, *second)))
 
     @property
     def scenario(self) -> Scenario:
         """The testbed with this enrollment strength."""
-        base = Scenario(seed=self.seed, rounds=self.rounds, methods=PAPER_METHODS)
+        base = Scenario(seed=self.seed, rounds=self.rounds, methods=self.methods)
         return replace(base, enrollment=LogisticEnrollment(strength=self.strength))
 
     def result(self) -> CellResult:
@@ -88,8 +113,8 @@ class Cell:
         run.advance(self.rounds)
         target, history = scenario.objective(run.federation), run.history()
         best = target.minimum()
-        whole = self.strength == _A_STRENGTH
-        since = 1 if whole else self.rounds + 1 - tail_length(self.rounds, scenario.training.tail)
+        tail = tail_length(self.rounds, scenario.training.tail)
+        since = 1 if self.whole else self.rounds + 1 - tail
         iterates = history.iterates[:, since:]
         losses = target.losses(iterates.reshape(-1, iterates.shape[2])).reshape(iterates.shape[:2])
         parts = {m: error_parts(target, run.limits[m], history.of(m)[-1]) for m in history.methods}
@@ -103,8 +128,12 @@ class Cell:
             parts={m: (p.excess_loss, p.optimisation, p.lottery, p.bias) for m, p in parts.items()},
             least_enrollment_prob=float("nan") if prob is None else float(prob.min()),
             skipped=int(history.skipped.sum()),
-            costs=enrollment_costs(scenario, run, target) if whole else {},
+            costs=enrollment_costs(scenario, run, target) if self.whole else {},
+            noisy=noisy_limits(run, target, self.seed) if self._makes("D") else [],
         )
+
+    def _makes(self, panel: str) -> bool:
+        return panel in self.panels and self.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,6 +149,7 @@ class CellResult:
     least_enrollment_prob: float
     skipped: int
     costs: dict[str, float]  # of one draw of enrollment, at the strength of panel A
+    noisy: list[NoisyLimit]  # of panel D
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,19 +221,25 @@ def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFra
     parts = []
     for result in results:
         cell = result.cell
-        if "A" in settings.panels and cell.strength == _A_STRENGTH:
-            x = np.arange(result.since, cell.rounds + 1, dtype=np.float64)
-            parts += [
-                _block(
-                    "A",
-                    method,
-                    cell.seed,
-                    x=x,
-                    loss=result.excess_loss[m],
-                    distance=result.distance[m],
-                )
-                for m, method in enumerate(result.methods)
-            ]
+        for panel, methods in (("A", PAPER_METHODS), ("C", CALIBRATED_METHODS)):
+            if panel in settings.panels and cell.whole:
+                x = np.arange(result.since, cell.rounds + 1, dtype=np.float64)
+                parts += [
+                    _block(
+                        panel,
+                        method,
+                        cell.seed,
+                        x=x,
+                        loss=result.excess_loss[m],
+                        distance=result.distance[m],
+                    )
+                    for method in methods
+                    for m in [result.methods.index(method)]
+                ]
+        parts += [
+            _block("D", n.method, cell.seed, x=n.x, loss=n.excess_loss, distance=n.distance)
+            for n in result.noisy
+        ]
         if "B" in settings.panels:
             tail = tail_length(cell.rounds, cell.scenario.training.tail)
             x = np.array([cell.strength])
@@ -211,7 +247,8 @@ def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFra
             distance = result.distance[:, -tail:].mean(axis=1, keepdims=True)
             parts += [
                 _block("B", method, cell.seed, x=x, loss=loss[m], distance=distance[m])
-                for m, method in enumerate(result.methods)
+                for method in PAPER_METHODS
+                for m in [result.methods.index(method)]
             ]
     return pl.concat(parts).sort("panel", maintain_order=True)
 
@@ -227,7 +264,8 @@ def _block(
             "seed": np.full(len(x), seed),
             "excess_loss": loss,
             "distance": distance,
-        }
+        },
+        nan_to_null=True,  # an infeasible draw of D keeps its row with empty values
     )
 
 
@@ -258,22 +296,35 @@ def _limits(results: Sequence[CellResult]) -> pl.DataFrame:
     )
 
 
+_SHOWN = {"A": PAPER_METHODS, "B": PAPER_METHODS, "C": CALIBRATED_METHODS, "D": NOISY_METHODS}
+
+
 def _curves(rows: pl.DataFrame, panels: str) -> dict[str, list[Curve]]:
-    """Return each method's line: median and quartiles over rounds (A), mean and error (B)."""
-    loss = pl.col("excess_loss")
-    error = loss.std().fill_null(0.0) / loss.count().sqrt()
-    shown = {
-        "A": (loss.median(), loss.quantile(0.25, "linear"), loss.quantile(0.75, "linear")),
-        "B": (loss.mean(), loss.mean() - error, loss.mean() + error),
-    }
+    """Return each method's line.
+
+    Over rounds (A, C) the median and quartiles of excess loss; over strength (B) its mean and
+    standard error; over moment noise (D) those of the distance to the best model.
+    """
+
+    def shown(panel: str) -> tuple[pl.Expr, pl.Expr, pl.Expr, pl.Expr]:
+        value = pl.col("distance" if panel == "D" else "excess_loss")
+        if panel in "AC":
+            low, high = (value.quantile(x, "linear") for x in (0.25, 0.75))
+            return value.median(), low, high, value.mean()
+        error = value.std().fill_null(0.0) / value.count().sqrt()
+        return value.mean(), value.mean() - error, value.mean() + error, value.mean()
 
     def curve(panel: str, method: str) -> Curve:
-        centre, low, high = shown[panel]
+        centre, low, high, mean = shown(panel)
         mine = rows.filter((pl.col("panel") == panel) & (pl.col("method") == method))
-        part = mine.group_by("x").agg(centre=centre, low=low, high=high, mean=loss.mean()).sort("x")
-        return Curve(method, *(part[c].to_numpy() for c in ("x", "centre", "low", "high", "mean")))
+        missing = pl.col("distance").null_count()
+        part = mine.group_by("x").agg(
+            centre=centre, low=low, high=high, mean=mean, infeasible=missing
+        )
+        columns = ("x", "centre", "low", "high", "mean", "infeasible")
+        return Curve(method, *(part.sort("x")[c].to_numpy() for c in columns))
 
-    return {p: [curve(p, m) for m in PAPER_METHODS] for p in panels}
+    return {p: [curve(p, m) for m in _SHOWN[p]] for p in panels}
 
 
 def _manifest(
@@ -288,6 +339,7 @@ def _manifest(
         "seeds": list(range(settings.seeds)),
         "scenario": Cell(seed=0, strength=_A_STRENGTH, rounds=settings.rounds).scenario.settings(),
         "strengths": list(settings.strengths),
+        "moment_noise": list(NOISE) if "D" in settings.panels else [],
         "least_enrollment_prob": {str(s): p for s, p in least.items()},
         "skipped_rounds": sum(r.skipped for r in results),
         "enrollment_costs": {

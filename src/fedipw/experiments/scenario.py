@@ -184,7 +184,7 @@ class Scenario:
 def _weighers(scenario: Scenario, federation: Federation) -> list[Weigher]:
     """Return one weigher for each kind of probabilities the methods need."""
     methods = [method_named(name) for name in scenario.methods]
-    facts = _facts(scenario, federation.population, methods)
+    facts = _facts(scenario, federation, methods)
     weighers = []
     for kind in SourceKind:
         mine = [m for m in methods if m.source is kind]
@@ -195,8 +195,9 @@ def _weighers(scenario: Scenario, federation: Federation) -> list[Weigher]:
     return weighers
 
 
-def _facts(scenario: Scenario, population: Population, methods: Sequence[Method]) -> Facts:
+def _facts(scenario: Scenario, federation: Federation, methods: Sequence[Method]) -> Facts:
     """Return sizes, and the means methods need: those of the table's enrollment columns."""
+    population = federation.population
     chosen = scenario.propensity.enrollment_columns
     columns = population.covariates if chosen is None else tuple(chosen)
     population.require(columns)
@@ -207,6 +208,7 @@ def _facts(scenario: Scenario, population: Population, methods: Sequence[Method]
         population.enrolled_size,
         balance=Balance.of(population, terms) if "balance" in needs else None,
         rich=Balance.rich(population, columns) if "rich" in needs else None,
+        enrollment_prob=federation.enrollment_prob,
     )
 
 

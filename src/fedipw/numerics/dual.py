@@ -14,7 +14,7 @@ from fedipw.numerics.compiled import compiled, exp, log1p_unit, sigmoid
 from fedipw.numerics.threads import over_ranges
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics.types import CodeArray, FloatArray, IntArray
 
 CLIPPED, EXPONENTIAL, LOGISTIC = 0, 1, 2
 _BLOCK = 64  # rows whose columns fit in the nearest cache
@@ -216,7 +216,7 @@ def dense_sums(
 
 @compiled
 def _margins_part(
-    codes: IntArray,
+    codes: CodeArray,
     offsets: IntArray,
     base: FloatArray,
     point: FloatArray,
@@ -264,7 +264,7 @@ def _margins_part(
 
 
 def margin_sums(
-    codes: IntArray,
+    codes: CodeArray,
     offsets: IntArray,
     base: FloatArray,
     point: FloatArray,

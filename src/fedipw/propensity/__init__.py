@@ -10,6 +10,7 @@ from fedipw.propensity.participation import (
     ParticipationSettings,
     Source,
 )
+from fedipw.propensity.reference import ReferenceFit, reference_sample_fit
 
 __all__ = [
     "EnrollmentFit",
@@ -18,8 +19,10 @@ __all__ = [
     "ParticipationModel",
     "ParticipationSettings",
     "PropensityModel",
+    "ReferenceFit",
     "ReplyHistory",
     "Source",
     "cross_fitted_prob",
     "enrollment_fit",
+    "reference_sample_fit",
 ]

@@ -27,7 +27,12 @@ LOOKS = {
     "participation-only": Look("Participation-only IPW", "#E69F00", "--", "s"),
     "fedipw": Look("FedIPW", "#0072B2", "-", "D"),
     "oracle": Look("Oracle IPW", "#CC79A7", ":", "^"),
-    "collapsed": Look("Collapsed", "#009E73", "-.", "v"),
+    "collapsed": Look("Collapsed", "#999999", "-.", "v"),
+    "calibrated-quadratic": Look("Calibrated, quadratic", "#56B4E9", "--", "P"),
+    "calibrated-entropy": Look("Calibrated, entropy", "#009E73", "-", "X"),
+    "calibrated-inverse-logit": Look("Calibrated, inverse logit", "#8F6FC0", "-.", "*"),
+    "calibrated-noise-aware": Look("Calibrated, noise-aware", "#D55E00", "-", "h"),
+    "efficient": Look("Efficient", "#882255", "-", "p"),
 }
 _OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#999999")
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_probability
 from fedipw.theory.objective import FederatedLogistic
-from fedipw.weights.schemes import Scheme, expected_weights
+from fedipw.weights.schemes import Scheme, expected_weights, over_enrollment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,9 +45,11 @@ class LimitWeights:
         trim: float | None = None,
     ) -> None:
         """Add a round: all N units as the scheme sees them, and their true participation, (N,)."""
-        for row, stage in enumerate((self._enrolled.astype(np.float64), self._enrollment_prob)):
-            chance = stage * participation_prob
-            self._sums[row] += expected_weights(scheme, units, chance, trim=trim)
+        stages = (self._enrolled.astype(np.float64), self._enrollment_prob)
+        for row, (of, stage) in enumerate(
+            zip((scheme, over_enrollment(scheme)), stages, strict=True)
+        ):
+            self._sums[row] += expected_weights(of, units, stage * participation_prob, trim=trim)
         self._rounds += 1
         true = float((self._enrollment_prob * participation_prob).min())
         self._least = min(self._least, true, float(units.inclusion_prob.min()))

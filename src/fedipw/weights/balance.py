@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.calibration import Calibration, Distance, InverseLogit, calibrated
+from fedipw.calibration import Calibration, Distance, Entropy, InverseLogit, calibrated
 from fedipw.data.terms import Term, rich_terms, term_matrix
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_finite, check_rows
@@ -81,6 +81,30 @@ class Balance:
             se=self.se,
             names=self.names,
         )
+
+    def expected_weights(
+        self, distance: Distance | InverseLogit, enrollment_prob: FloatArray
+    ) -> FloatArray:
+        r"""Return q of every client calibrated in the mean over enrollment, (N,); simulations only.
+
+        .. math:: \sum_i \pi^{enr}_i q_i b_i = \mu_b \text{ over the whole table} \qquad (C11)
+
+        What calibration would settle at in a population of many such clients: its bias without the
+        chance of one enrollment draw.
+        """
+        matrix, prob, size = self.matrix, enrollment_prob, self.population_size
+        if not isinstance(distance, InverseLogit):
+            found = calibrated(
+                matrix, self.mean, distance=distance, base=prob, se=self.se, names=self.names
+            )
+            return found.weights / prob
+        inside = prob.sum()
+        outside = (size * self.mean - prob @ matrix) / (size - inside)
+        others = calibrated(
+            matrix, outside, distance=Entropy(), base=prob, population_size=size - inside,
+            names=self.names,
+        )  # fmt: skip
+        return (1.0 + others.ratio) / size
 
     def enrollment_weights(self, distance: Distance | InverseLogit) -> FloatArray:
         """Return q of every client of the table, (N,).

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear, Logit, Quadratic
 from fedipw.errors import InputError
@@ -20,6 +21,9 @@ from fedipw.weights.schemes import (
     SampleHajek,
     Scheme,
 )
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
 
 HAJEK = "-hajek"
 
@@ -48,6 +52,14 @@ class Facts:
     enrolled: float
     balance: Balance | None = None  # the covariates
     rich: Balance | None = None  # covariates, squares and products
+    enrollment_prob: FloatArray | None = None  # (N,) true, in simulations
+
+    def calibrated(self, balance: Balance, distance: Distance | InverseLogit) -> Calibrated:
+        """Return enrollment weights by calibration, with their mean over enrollment if known."""
+        weights, expected = balance.enrollment_weights(distance), None
+        if self.enrollment_prob is not None:
+            expected = balance.expected_weights(distance, self.enrollment_prob)
+        return Calibrated(weights, expected)
 
     def balance_for(self, name: str, *, rich: bool = False) -> Balance:
         """Return the balance a method needs, or say that it is not known."""
@@ -101,7 +113,7 @@ def _calibrated(name: str, distance: Distance | InverseLogit) -> tuple[Method, M
     """Return enrollment by calibration to the population means of the covariates, both forms."""
 
     def scheme(facts: Facts) -> Scheme:
-        return Calibrated(facts.balance_for(name).enrollment_weights(distance))
+        return facts.calibrated(facts.balance_for(name), distance)
 
     return _forms(Method(name, _TWO_STAGE, scheme, uses_enrollment=False, balanced="balance"))
 
@@ -119,7 +131,7 @@ def _greg(name: str, *, nonnegative: bool) -> tuple[Method, Method]:
 def _efficient(facts: Facts) -> Scheme:
     """Return inverse-logit calibration on a rich map (method of the efficiency bound)."""
     rich = facts.balance_for("efficient", rich=True)
-    return Calibrated(rich.enrollment_weights(InverseLogit()))
+    return facts.calibrated(rich, InverseLogit())
 
 
 _TWO_STAGE, _KNOWN, _COLLAPSED = SourceKind.TWO_STAGE, SourceKind.KNOWN, SourceKind.COLLAPSED

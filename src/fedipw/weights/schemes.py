@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
@@ -65,6 +65,20 @@ def weighed(scheme: Scheme, replies: RoundReplies) -> tuple[FloatArray, str]:
         inner, note = weighed(scheme.inner, replies)
         return scheme.normalised(inner, replies), note
     return scheme.weights(replies), ""
+
+
+def over_enrollment(scheme: Scheme) -> Scheme:
+    """Return the scheme without the chance of one enrollment draw, itself where that is not known.
+
+    Calibrated weights answer to who enrolled; in the mean over enrollment they are ``expected``.
+    """
+    if isinstance(scheme, Hajek | SampleHajek):
+        return type(scheme)(over_enrollment(scheme.inner))
+    if isinstance(scheme, Greg):
+        return replace(scheme, inner=over_enrollment(scheme.inner))
+    if isinstance(scheme, Calibrated) and scheme.expected is not None:
+        return Calibrated(scheme.expected)
+    return scheme
 
 
 def enrollment_weights_of(scheme: Scheme) -> FloatArray:
@@ -131,10 +145,12 @@ class Calibrated:
 
     .. math:: w_i = \frac{q_i}{\pi^{part}_i} \qquad (W5)
 
-    ``enrollment_weights`` are q over the rows of the table, summing to one over the enrolled.
+    ``enrollment_weights`` are q over the rows of the table, summing to one over the enrolled;
+    ``expected`` those of calibration in the mean over enrollment (C11), in simulations.
     """
 
     enrollment_weights: FloatArray  # (N,)
+    expected: FloatArray | None = None  # (N,)
     self_normalised = False
 
     def weights(self, replies: RoundReplies, presence: FloatArray | None = None) -> FloatArray:

@@ -1,0 +1,163 @@
+"""``fedipw calibrate``: weights on enrolled clients from population totals."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedipw.errors import InputError
+
+if TYPE_CHECKING:
+    from fedipw.calibration import Calibration, Distance, InverseLogit
+
+_out = Console()
+_SHOWN = 30  # rows of the table of targets
+
+
+class DistanceName(StrEnum):
+    """Names of distances on the command line."""
+
+    QUADRATIC = "quadratic"
+    ENTROPY = "entropy"
+    LOGIT = "logit"
+    LINEAR = "linear"
+    INVERSE_LOGIT = "inverse-logit"
+
+
+def calibrate(
+    units: Annotated[Path, typer.Argument(help="Enrolled clients, .parquet or .csv.")],
+    targets: Annotated[Path, typer.Option(help="Population means: name,value[,se].")],
+    out: Annotated[Path, typer.Option(help="File for unit_id,weight; .parquet or .csv.")],
+    distance: Annotated[
+        DistanceName, typer.Option(help="How weights keep near the base.")
+    ] = DistanceName.QUADRATIC,
+    base: Annotated[str | None, typer.Option(help="Column of base weights; 1 if none.")] = None,
+    bounds: Annotated[
+        str | None,
+        typer.Option(help="LOW,HIGH on weight * N / base (quadratic and logit).", metavar="L,H"),
+    ] = None,
+    population_size: Annotated[
+        float | None, typer.Option(help="N; the sum of the base weights if not given.")
+    ] = None,
+    slack: Annotated[
+        float | None, typer.Option(help="Allow each mean to miss by this many sd(b).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Weigh enrolled clients so that their means are the population's.
+
+    Writes one row per enrolled client, unit_id and weight, the weights summing to 1. A column se in
+    the targets makes noisy totals count for less. Ends with exit code 3 if no weights can meet the
+    targets, with the constraints in conflict and the nearest that can be met.
+
+    Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
+    """
+    from fedipw.calibration import Box, calibrated_table
+    from fedipw.data.tables import check_table_path, read_table, write_table
+    from fedipw.data.targets import Targets
+
+    check_table_path(out)
+    rule = _distance(distance, bounds)
+    table, found = calibrated_table(
+        read_table(units),
+        Targets.read(targets),
+        distance=rule,
+        base=base,
+        population_size=population_size,
+        slack=None if slack is None else Box(slack),
+    )
+    write_table(table, out)
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "distance_name": distance.value, **_plain(found)}))
+    else:
+        _print(found, table.height, out)
+
+
+def _distance(name: DistanceName, bounds: str | None) -> Distance | InverseLogit:
+    from fedipw.calibration import Entropy, InverseLogit, Linear, Logit, Quadratic
+
+    given = None if bounds is None else _bounds(bounds)
+    if name is DistanceName.QUADRATIC:
+        return Quadratic() if given is None else Quadratic(*given)
+    if name is DistanceName.LOGIT:
+        if given is None:
+            raise InputError("The logit distance needs --bounds LOW,HIGH with LOW < 1 < HIGH.")
+        return Logit(*given)
+    if given is not None:
+        raise InputError(f"The {name.value} distance takes no --bounds: use quadratic or logit.")
+    plain: dict[DistanceName, Distance | InverseLogit] = {
+        DistanceName.ENTROPY: Entropy(),
+        DistanceName.LINEAR: Linear(),
+        DistanceName.INVERSE_LOGIT: InverseLogit(),
+    }
+    return plain[name]
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--bounds {text!r}: give two numbers, as in 0.2,5.") from None
+    return low, high
+
+
+def _plain(found: Calibration) -> dict[str, Any]:
+    """Return the result without its rows."""
+    return {
+        "status": found.status.value,
+        "iterations": found.iterations,
+        "population_size": found.population_size,
+        "effective_sample_size": found.effective_sample_size,
+        "largest_violation": found.largest_violation,
+        "distance": found.distance,
+        "ratio": [float(found.ratio.min()), float(found.ratio.max())],
+        "negative_weights": found.negative,
+        "constraints": [
+            {"name": n, "target": float(g), "aimed_at": float(t), "achieved": float(a)}
+            for n, g, t, a in zip(
+                found.names, found.given, found.target, found.achieved, strict=True
+            )
+        ],
+        "dropped": found.dropped,
+        "rare": found.rare,
+    }
+
+
+def _print(found: Calibration, rows: int, out: Path) -> None:
+    from fedipw.calibration.units import OTHERS
+
+    moved = bool((found.given != found.target).any())
+    table = Table("target", "value", *(["aimed at"] if moved else []), "achieved", "miss in sd")
+    lines = zip(
+        found.names, found.given, found.target, found.achieved, found.violation, strict=True
+    )
+    for name, given, target, achieved, miss in list(lines)[:_SHOWN]:
+        middle = [f"{target:.6g}"] if moved else []
+        table.add_row(escape(name), f"{given:.6g}", *middle, f"{achieved:.6g}", f"{miss:.1e}")
+    _out.print(table)
+    if len(found.names) > _SHOWN:
+        _out.print(f"... and {len(found.names) - _SHOWN} more targets.")
+    _say(
+        f"{rows} enrolled clients, effective {found.effective_sample_size:.1f}; weight * N / base "
+        f"from {found.ratio.min():.4g} to {found.ratio.max():.4g}; {found.status.value} after "
+        f"{found.iterations} steps."
+    )
+    if found.negative:
+        _say(f"{found.negative} weights are negative; the quadratic distance has none.")
+    for name, reason in found.dropped.items():
+        if not name.endswith(f"[{OTHERS}]"):
+            _say(f"Not needed: {name}, {reason}.")
+    for name, share in found.rare.items():
+        _say(f"Rare: {name}, {share:.2%} of enrolled clients carry its whole share.")
+    _say(f"Wrote {out}")
+
+
+def _say(text: str) -> None:
+    _out.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,82 @@
+"""Tables on disk: Parquet or CSV by suffix, read whole or refused, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from fedipw.data.population import ENROLLED, ID
+from fedipw.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Return a table; ``unit_id`` of a CSV file is text, ``enrolled`` is true or false.
+
+    A file that is missing, damaged or of another kind is an error that names it.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: tables are .parquet or .csv files.")
+    if not path.is_file():
+        raise InputError(f"No file {path}.")
+    try:
+        frame = reader(path)
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable {path.suffix[1:]} table: {error}") from error
+    twice = [name for name in frame.columns if name.endswith("_duplicated_0")]
+    if twice:
+        raise InputError(f"{path}: column {twice[0].removesuffix('_duplicated_0')!r} stands twice.")
+    return frame.with_columns(_flags(frame[ENROLLED], path)) if ENROLLED in frame.columns else frame
+
+
+def write_table(frame: pl.DataFrame, path: Path) -> None:
+    """Write a table under a temporary name and rename it: readers never see half of it."""
+    check_table_path(path)
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        if path.suffix.lower() == ".parquet":
+            frame.write_parquet(temporary)
+        else:
+            frame.write_csv(temporary, float_precision=None)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_table_path(path: Path) -> None:
+    """Raise if a table cannot be written to ``path``, before any work is done."""
+    if path.suffix.lower() not in _READERS:
+        raise InputError(f"{path}: tables are written as .parquet or .csv, by suffix.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: its directory does not exist or it is one.")
+
+
+def _csv(path: Path) -> pl.DataFrame:
+    return pl.read_csv(path, schema_overrides={ID: pl.String}, infer_schema_length=None)
+
+
+_READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
+    ".parquet": pl.read_parquet,
+    ".csv": _csv,
+}
+
+
+def _flags(column: pl.Series, path: Path) -> pl.Series:
+    """Return ``enrolled`` as booleans, from true/false, yes/no or 1/0 in any case."""
+    if column.dtype == pl.Boolean:
+        return column
+    text = column.cast(pl.String).str.to_lowercase().str.strip_chars()
+    odd = text.filter(~text.is_in([*_TRUE, *_FALSE]) & text.is_not_null())
+    if len(odd):
+        raise InputError(f"{path}: {ENROLLED!r} holds {odd[0]!r}; it must be true or false.")
+    return text.is_in(list(_TRUE)).alias(ENROLLED) if not column.null_count() else column
