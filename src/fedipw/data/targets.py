@@ -97,15 +97,15 @@ class Targets:
         if names.null_count():
             raise InputError(f"{path}: row {int(names.is_null().arg_max() or 0) + 1} has no name.")
         try:
-            se = _numbers(frame, "se", path) if "se" in frame.columns else None
-            return cls(tuple(names.to_list()), _numbers(frame, "value", path), se)
+            se = _numbers(frame, "se") if "se" in frame.columns else None
+            return cls(tuple(names.to_list()), _numbers(frame, "value"), se)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 
 
-def _numbers(frame: pl.DataFrame, column: str, path: Path) -> FloatArray:
-    if not frame[column].dtype.is_numeric():
-        raise InputError(f"column {column!r} must hold numbers, not {frame[column].dtype}.")
-    values = frame[column].cast(pl.Float64)
-    del path
+def _numbers(frame: pl.DataFrame, column: str) -> FloatArray:
+    given = frame[column]
+    if not given.dtype.is_numeric() and given.null_count() < len(given):
+        raise InputError(f"column {column!r} must hold numbers, not {given.dtype}.")
+    values = given.cast(pl.Float64)
     return values.fill_null(0.0 if column == "se" else np.nan).to_numpy().copy()
