@@ -3,6 +3,7 @@
 from fedipw.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.engine.history import History, tail_length
 from fedipw.engine.local import LocalWork, RoundWork, client_updates, weighted_update
+from fedipw.engine.memory import UpdateMemory
 from fedipw.engine.simulation import Federation, Simulation, Training
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "RoundWork",
     "Simulation",
     "Training",
+    "UpdateMemory",
     "client_updates",
     "load_checkpoint",
     "save_checkpoint",

@@ -36,7 +36,14 @@ def figure_page(
     svg: Path, summary: pl.DataFrame, errors: pl.DataFrame, manifest: Mapping[str, Any]
 ) -> str:
     """Return the page of ``fedipw reproduce``: figure, tables, settings."""
-    tables = [t for t in (_panel_b(summary), _panel_a(summary), _errors(errors)) if t.rows]
+    every = (
+        _panel_b(summary),
+        _over_rounds(summary, "A"),
+        _over_rounds(summary, "C"),
+        _panel_d(summary),
+        _errors(errors),
+    )
+    tables = [t for t in every if t.rows]
     return _TEMPLATES.get_template("figure.html").render(
         title="fedipw: federated learning under two-stage selection",
         svg=_inline(svg),
@@ -89,10 +96,20 @@ def _panel_b(summary: pl.DataFrame) -> Table:
     return _by_method(part, caption, "s = {:g}", part["x"].unique().sort().to_list())
 
 
-def _panel_a(summary: pl.DataFrame) -> Table:
-    part = summary.filter(pl.col("panel") == "A")
+def _panel_d(summary: pl.DataFrame) -> Table:
+    part = summary.filter(pl.col("panel") == "D")
     caption = (
-        "Panel A. Excess target loss in thousandths of the model after a round, mean over seeds "
+        "Panel D. Excess target loss in thousandths of each method's limit, mean over seeds (± one "
+        "standard error), by noise of the population moments in standard deviations; in brackets "
+        "the draws no weights could meet, which are left out"
+    )
+    return _by_method(part, caption, "{:g}", part["x"].unique().sort().to_list())
+
+
+def _over_rounds(summary: pl.DataFrame, panel: str) -> Table:
+    part = summary.filter(pl.col("panel") == panel)
+    caption = (
+        f"Panel {panel}. Excess target loss in thousandths of the model after a round, mean over seeds "
         "(± one standard error)"
     )
     last = part["x"].to_list()[-1:]
@@ -114,9 +131,12 @@ def _by_method(part: pl.DataFrame, caption: str, head: str, points: Sequence[flo
 
 def _mean_se(part: pl.DataFrame, method: str, x: float) -> str:
     row = part.filter((pl.col("method") == method) & (pl.col("x") == x)).row(0, named=True)
+    lost = f" ({row['infeasible']})" if row["infeasible"] else ""
+    if row["mean"] is None:
+        return f"–{lost}"
     if row["sd"] is None:
-        return f"{1e3 * row['mean']:.2f}"
-    return f"{1e3 * row['mean']:.2f} ± {1e3 * row['sd'] / row['n'] ** 0.5:.2f}"
+        return f"{1e3 * row['mean']:.2f}{lost}"
+    return f"{1e3 * row['mean']:.2f} ± {1e3 * row['sd'] / row['n'] ** 0.5:.2f}{lost}"
 
 
 def _errors(errors: pl.DataFrame) -> Table:

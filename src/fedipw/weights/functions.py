@@ -103,7 +103,7 @@ def clamped(weights: FloatArray, low: float, high: float, *, strict: bool = True
 
     .. math:: w_i' = \text{clip}(w_i, l, h) \text{ outside } [l, h], \qquad
        w_i' = w_i + \frac{\sum_k (w_k - \text{clip}(w_k, l, h))}{|\{k : l \le w_k \le h\}|}
-       \text{ inside} \qquad (W11)
+       \text{ inside} \qquad (W13)
 
     The sum stays as it is. With ``strict`` this is repeated until no weight that was given a share
     is pushed outside, as survey statisticians do after raking.

@@ -143,7 +143,7 @@ class HorvitzThompson:
 class Calibrated:
     r"""Enrollment by calibration, participation by inverse probability.
 
-    .. math:: w_i = \frac{q_i}{\pi^{part}_i} \qquad (W5)
+    .. math:: w_i = \frac{q_i}{\pi^{part}_i} \qquad (W11)
 
     ``enrollment_weights`` are q over the rows of the table, summing to one over the enrolled;
     ``expected`` those of calibration in the mean over enrollment (C11), in simulations.
@@ -167,7 +167,7 @@ class Greg:
     r"""A scheme's weights moved so that the round reproduces the population means of b.
 
     .. math:: w_i = d_i \left[1 + b_i' \Big(\sum_{j \in S} d_j b_j b_j'\Big)^{-1}
-       \Big(\mu_b - \sum_{j \in S} d_j b_j\Big)\right] \qquad (W6)
+       \Big(\mu_b - \sum_{j \in S} d_j b_j\Big)\right] \qquad (W12)
 
     b contains the constant 1, so weights sum to one. Consistent if either the probabilities behind
     d or a linear model of updates on b(Z) is right. Rounds with fewer than 5 (q + 1) replies keep d
