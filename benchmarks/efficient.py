@@ -142,14 +142,14 @@ def trained(seed: int, variant: Variant) -> dict[str, float]:
         seed=seed,
         methods=("fedipw", "efficient"),
         population=variant.testbed,
-        enrollment=variant.enrollment,  # type: ignore[arg-type]
+        enrollment=variant.enrollment,
         participation=variant.participation,
     )
     run = scenario.simulation(limits=False)
     run.advance(scenario.rounds)
     target, history = scenario.objective(run.federation), run.history()
     best = target.minimum()
-    out = {}
+    out: dict[str, float] = {}
     for method in history.methods:
         models = np.stack([history.of(method)[-1], history.tail_average(method)])
         last, tail = target.losses(models) - best.value
@@ -158,7 +158,7 @@ def trained(seed: int, variant: Variant) -> dict[str, float]:
 
 
 def table(
-    work: Callable[[int, Variant], dict[str, float]], variant: Variant, seeds: int, pool: Any
+    work: Callable[..., dict[str, float]], variant: Variant, seeds: int, pool: Any
 ) -> dict[str, FloatArray]:
     rows = list(pool.map(partial(work, variant=variant), range(seeds), chunksize=5))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

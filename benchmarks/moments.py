@@ -51,9 +51,8 @@ def compared(values: FloatArray) -> list[dict[str, Any]]:
         at = {m: values[:, j, k] for j, m in enumerate(NOISY_METHODS)}
         means = {m: float(np.nanmean(v)) for m, v in at.items()}
         aware = at["calibrated-noise-aware"]
-        better = min(
-            ("participation-only", "calibrated-entropy", "calibrated-quadratic"), key=means.get
-        )
+        others = ("participation-only", "calibrated-entropy", "calibrated-quadratic")
+        better = min(others, key=lambda m: means[m])
         both = ~np.isnan(aware) & ~np.isnan(at[better])
         excess = aware[both] - 1.05 * at[better][both]
         error = 1.96 * excess.std(ddof=1) / np.sqrt(both.sum())

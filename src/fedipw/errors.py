@@ -44,17 +44,24 @@ class NotConvergedError(FedIPWError, ArithmeticError):
         Steps taken.
     gradient_norm, tolerance
         Where it stood and where it had to get.
+    advice
+        What to try next.
     """
 
-    def __init__(self, iterations: int, gradient_norm: float, tolerance: float) -> None:
-        super().__init__(iterations, gradient_norm, tolerance)
+    def __init__(
+        self, iterations: int, gradient_norm: float, tolerance: float, advice: str | None = None
+    ) -> None:
+        super().__init__(iterations, gradient_norm, tolerance, advice)
         self.iterations, self.gradient_norm, self.tolerance = iterations, gradient_norm, tolerance
+        self.advice = advice or (
+            "Standardise covariates of very different scale, remove collinear ones, or allow more "
+            "iterations."
+        )
 
     def __str__(self) -> str:
         return (
             f"Newton stopped after {self.iterations} iterations with gradient norm "
-            f"{self.gradient_norm:.3g}, above {self.tolerance:.3g}. Standardise covariates of very "
-            "different scale, remove collinear ones, or allow more iterations."
+            f"{self.gradient_norm:.3g}, above {self.tolerance:.3g}. {self.advice}"
         )
 
 

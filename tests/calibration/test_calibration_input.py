@@ -86,8 +86,8 @@ def test_names_are_one_per_column_and_unique() -> None:
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        (np.ones(29), "base has 29 rows, expected 30"),
-        (np.ones((30, 1)), "Base weights must be finite"),
+        (np.ones(29), r"Base weights have shape \(29,\), expected \(30,\)"),
+        (np.ones((30, 1)), r"Base weights have shape \(30, 1\)"),
         (np.append(np.ones(29), -1.0), "0 are missing or infinite, 1 negative"),
         (np.append(np.ones(29), np.nan), "1 are missing or infinite, 0 negative"),
         (np.append(np.ones(29), np.inf), "1 are missing or infinite, 0 negative"),

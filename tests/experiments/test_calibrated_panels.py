@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 from benchmarks.efficient import limits, ratios, trained, variants
-from benchmarks.moments import NOISE, compared, distances
+from benchmarks.moments import compared, distances
 
 from fedipw.experiments.figure1 import CALIBRATED_METHODS, FigureSettings, reproduce
-from fedipw.experiments.noise import NOISY_METHODS
+from fedipw.experiments.noise import NOISE, NOISY_METHODS
 
 SEEDS = 4
 

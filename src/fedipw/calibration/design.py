@@ -81,6 +81,10 @@ class Design(Protocol):
         """Return one row, (q,)."""
         ...
 
+    def dense(self) -> FloatArray:
+        """Return all rows, (n, q); only for small problems."""
+        ...
+
 
 def gram(design: Design, base: FloatArray, frame: Frame) -> FloatArray:
     """Return the base-weighted second moments of the standardised columns, constant last."""
@@ -113,6 +117,7 @@ class Dense:
                 f"Balance columns have shape {self.matrix.shape}, expected (rows, "
                 f"{len(self.names)})."
             )
+        _check_names(self.names)
 
     @property
     def rows(self) -> int:
@@ -147,6 +152,10 @@ class Dense:
         """Return one row."""
         return np.asarray(self.matrix[index], dtype=np.float64)
 
+    def dense(self) -> FloatArray:
+        """Return the matrix."""
+        return self.matrix
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -166,6 +175,9 @@ class Margins:
             raise InputError(
                 f"Codes have shape {self.codes.shape}, expected (rows, {len(self.levels)})."
             )
+        if not np.issubdtype(self.codes.dtype, np.integer):
+            raise InputError(f"Codes must be whole numbers, not {self.codes.dtype}.")
+        _check_names(self.names)
         sizes = np.array([len(names) for names in self.levels])
         if self.codes.size and (self.codes.min() < 0 or (self.codes.max(axis=0) >= sizes).any()):
             raise InputError(
@@ -234,18 +246,29 @@ class Margins:
         out[self._offsets + self.codes[index]] = 1.0
         return out
 
+    def dense(self) -> FloatArray:
+        """Return the indicators."""
+        out = np.zeros((self.rows, len(self.names)))
+        out[np.arange(self.rows)[:, None], self._offsets + self.codes] = 1.0
+        return out
+
 
 def design_of(balance: FloatArray | Design, names: Sequence[str] | None) -> Design:
     """Return a design from a matrix and its columns' names."""
     if isinstance(balance, Dense | Margins):
+        if names is not None:
+            raise InputError("A design names its own columns: leave out names.")
         return balance
     matrix = np.asarray(balance, dtype=np.float64)
     if matrix.ndim != 2:
         raise InputError(f"Balance columns have shape {matrix.shape}, expected (rows, columns).")
     if names is None:
         names = [f"b{j + 1}" for j in range(matrix.shape[1])]
-    if len(set(names)) != len(names):
-        twice = sorted({n for n in names if list(names).count(n) > 1})
-        raise InputError(f"Balance columns must be named once each; {some(twice)} is not.")
     check_rows(matrix.shape[1], names=np.array(names, dtype=object))
     return Dense(matrix, tuple(names))
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise InputError(f"Balance columns must be named once each; {some(twice)} is not.")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray
 
 _VARIANCE = 1e-12  # share of a column's variance below which nothing is left of it
-_CONSISTENT = 1e-6  # of the column's largest value: targets that follow may be rounded
+_CONSISTENT = 1e-6  # of the column's range: targets that follow may be rounded
+_ROUNDING = 1e-12  # of a target that should be 0
 SUBSAMPLE = 20_000
 
 
@@ -26,7 +27,7 @@ class Independence:
     dropped: dict[str, str]  # name and reason
 
 
-def independence(design: Design, base: FloatArray, target: FloatArray) -> Independence:
+def independence(design: Design, target: FloatArray) -> Independence:
     """Return the columns to constrain; a dependent column whose target disagrees is an error.
 
     A column that depends on others over all rows does so over some of them, so a subsample that
@@ -35,11 +36,11 @@ def independence(design: Design, base: FloatArray, target: FloatArray) -> Indepe
     moments = design.moments
     constant = moments.least == moments.largest
     scale = np.where(constant, 1.0, moments.deviation)
-    kept, relation = _independent(design, base, scale, constant)
+    kept, relation = _independent(design, scale, constant)
     dropped = _dropped_constants(design, target)
     for j in np.flatnonzero(~kept & ~constant).tolist():
         name = design.names[j]
-        size = max(abs(float(moments.least[j])), abs(float(moments.largest[j])))
+        size = float(moments.largest[j] - moments.least[j])
         standard = (target[kept] - moments.mean[kept]) / scale[kept]
         follows = float(moments.mean[j] + scale[j] * (relation[j, kept] @ standard))
         off = float(target[j]) - follows
@@ -66,7 +67,7 @@ def _dropped_constants(design: Design, target: FloatArray) -> dict[str, str]:
     dropped = {}
     for j in np.flatnonzero(moments.least == moments.largest):
         value = float(moments.least[j])
-        if abs(float(target[j]) - value) > _CONSISTENT * abs(value):
+        if abs(float(target[j]) - value) > _CONSISTENT * abs(value) + _ROUNDING:
             raise _constant_error(design, int(j), float(target[j]))
         dropped[design.names[j]] = f"constant, {value:.6g}, for all enrolled clients"
     return dropped
@@ -80,10 +81,11 @@ def subsample(design: Design, base: FloatArray) -> tuple[Design, FloatArray]:
 
 
 def _independent(
-    design: Design, base: FloatArray, scale: FloatArray, constant: BoolArray
+    design: Design, scale: FloatArray, constant: BoolArray
 ) -> tuple[BoolArray, FloatArray]:
     """Return which columns are independent, (q,), and how the others follow, (q, q)."""
     q, frame = len(scale), Frame(design.moments.mean, scale)
+    base = np.array([1.0 / design.rows])  # dependence is one of rows, whatever their weight
     if design.rows > 2 * SUBSAMPLE and not constant.any():
         square = gram(*subsample(design, base), frame)
         if _factor(square, constant)[0].all():
@@ -139,7 +141,7 @@ def _dependent_error(
 ) -> InfeasibleError:
     others = np.flatnonzero(np.abs(relation) > 1e-6)
     why = (
-        f"{design.names[j]} follows from {_named(design, relation)} for every enrolled client, and "
+        f"{design.names[j]} follows from {_named(design, relation)} among the enrolled clients; "
         f"their targets make it {follows:.6g}, not {float(target[j]):.6g}."
     )
     rows = tuple(_span(design, int(k), float(target[k])) for k in (*others, j))

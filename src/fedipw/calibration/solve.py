@@ -11,7 +11,7 @@ import numpy as np
 from fedipw.calibration.design import Design, design_of
 from fedipw.calibration.distances import Distance, Entropy, InverseLogit, Quadratic
 from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
-from fedipw.calibration.failure import VIOLATION, at_the_border, explain, infeasible
+from fedipw.calibration.failure import ADVICE, VIOLATION, at_the_border, explain, infeasible
 from fedipw.calibration.noise import trusted_target
 from fedipw.calibration.rank import (
     SUBSAMPLE,
@@ -20,7 +20,8 @@ from fedipw.calibration.rank import (
     variation,
 )
 from fedipw.errors import InfeasibleError, InputError, NotConvergedError
-from fedipw.numerics.checks import check_positive, check_rows, some
+from fedipw.numerics.checks import check_positive, some
+from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -169,6 +170,10 @@ def calibrated(
     design = design_of(balance, names)
     wanted = _checked_target(design, target)
     rule = Quadratic() if distance is None else distance
+    if not hasattr(rule, "ratio"):
+        raise InputError(f"distance must be one such as Entropy(), not {rule!r}.")
+    if slack is not None and not isinstance(slack, Box | Ridge):
+        raise InputError(f"slack must be Box(width) or Ridge(penalty), not {slack!r}.")
     if base is None:
         size, share = float(design.rows), np.array([1.0 / design.rows])
         used, positive = design, np.arange(0)
@@ -212,36 +217,50 @@ def _solved(task: _Task, population_size: float, slack: Slack | None) -> Calibra
     design, target, distance = task.design, task.target, task.distance
     total = population_size / task.base_size
     _check_total(distance, population_size, total)
-    chosen = (
-        independence(design, task.share, target) if slack is None else variation(design, target)
-    )
-    scale = np.where(chosen.kept, design.moments.deviation, 1.0)
-    q = len(target)
-    box = np.full(q, total * slack.width) if isinstance(slack, Box) else np.zeros(q)
-    ridge = np.full(q, total**2 * slack.penalty) if isinstance(slack, Ridge) else np.zeros(q)
-    problem = DualProblem(
-        design=design,
-        base=task.share,
-        target=target,
-        scale=scale,
-        kept=chosen.kept,
-        family=distance.family,
-        total=total,
-        box=box,
-        ridge=ridge,
-    )
+    chosen = independence(design, target) if slack is None else variation(design, target)
+    problem = _problem(task, total, chosen.kept, slack)
     if np.isfinite(distance.span[0]):
         outside = _outside(design, target, slack)
         if outside.any():
             raise infeasible(problem, distance, outside)
-    found = dual_minimum(problem, _start(problem, distance))
-    if found.status is not Status.CONVERGED or at_the_border(found, distance):
+    zero = np.zeros(len(target) + 1)
+    zero[-1] = distance.start(problem.total)
+    miss = problem.total * np.abs((design.moments.mean - target) / problem.scale).max()
+    found = dual_minimum(problem, _start(problem, zero), fallback=(zero, 1.01 * float(miss)))
+    if found.status is not Status.CONVERGED or at_the_border(problem, found, distance):
         explain(problem, distance, found)
-    result = _result(problem, distance, found)
+    result = _result(problem, distance, found, total)
     result = replace(result, dropped=chosen.dropped, population_size=population_size, slack=slack)
     if slack is None and result.violation[chosen.kept].max(initial=0.0) > VIOLATION:
-        raise NotConvergedError(found.iterations, result.largest_violation, VIOLATION)
+        raise NotConvergedError(found.iterations, result.largest_violation, VIOLATION, ADVICE)
     return result
+
+
+def _problem(task: _Task, total: float, kept: BoolArray, slack: Slack | None) -> DualProblem:
+    """Return the dual problem, in ratios over the total where the distance allows it.
+
+    Quadratic, linear and entropy distances have the same minimiser whatever the scale of the base
+    weights, if bounds are scaled along; the logit distance is tied to ratios near 1.
+    """
+    kind, low, high = task.distance.family
+    unit = 1.0 if kind == LOGISTIC else total
+    moments, q = task.design.moments, len(task.target)
+    varies = moments.least < moments.largest
+    ridge = np.zeros(q)
+    if isinstance(slack, Ridge):
+        ridge[:] = slack.penalty * (total if kind == EXPONENTIAL else total**2)
+    width = slack.width if isinstance(slack, Box) else 0.0
+    return DualProblem(
+        design=task.design,
+        base=task.share,
+        target=task.target,
+        scale=np.where(varies, moments.deviation, 1.0),
+        kept=kept,
+        family=(kind, low / unit, high / unit),
+        total=total / unit,
+        box=np.full(q, width * total / unit),
+        ridge=ridge,
+    )
 
 
 def _check_total(distance: Distance, size: float, total: float) -> None:
@@ -270,10 +289,8 @@ def _outside(design: Design, target: FloatArray, slack: Slack | None) -> BoolArr
     return beyond & varies
 
 
-def _start(problem: DualProblem, distance: Distance) -> FloatArray:
+def _start(problem: DualProblem, zero: FloatArray) -> FloatArray:
     """Return first multipliers: those of a subsample where there are many rows."""
-    zero = np.zeros(len(problem.target) + 1)
-    zero[-1] = distance.start(problem.total)
     if problem.design.rows < 4 * SUBSAMPLE:
         return zero
     part, share = subsample(problem.design, problem.base)
@@ -281,21 +298,28 @@ def _start(problem: DualProblem, distance: Distance) -> FloatArray:
     return found.point if found.status is Status.CONVERGED else zero
 
 
-def _result(problem: DualProblem, distance: Distance, found: DualResult) -> Calibration:
-    ratio = found.ratio
+def _result(
+    problem: DualProblem, distance: Distance, found: DualResult, total: float
+) -> Calibration:
+    ratio = found.ratio * (total / problem.total)
     centred = (found.gradient[:-1] - problem.ridge * found.point[:-1]) / problem.total
     lam = np.where(problem.kept, found.point[:-1] / problem.scale, 0.0)
+    constant = found.point[-1] - float(lam @ problem.target)
+    if problem.family[0] == EXPONENTIAL:
+        constant += np.log(total / problem.total)
+    elif problem.family[0] == CLIPPED:
+        lam, constant = total * lam, total - 1.0 + total * constant
     cost = distance.cost(ratio)
     return Calibration(
-        weights=problem.base * ratio / problem.total,
+        weights=problem.base * found.ratio / problem.total,
         ratio=ratio,
-        population_size=problem.total,
+        population_size=total,
         names=problem.design.names,
         given=problem.target,
         target=problem.target,
         achieved=problem.target + problem.scale * centred,
         deviation=problem.design.moments.deviation,
-        multipliers=np.append(lam, found.point[-1] - float(lam @ problem.target)),
+        multipliers=np.append(lam, constant),
         distance=float(problem.base @ cost if len(problem.base) > 1 else cost.mean()),
         iterations=found.iterations,
         status=found.status,
@@ -375,7 +399,10 @@ def _inverse_logit(
 
 
 def _checked_target(design: Design, target: ArrayLike) -> FloatArray:
-    wanted = np.array(target, dtype=np.float64)
+    try:
+        wanted = np.array(target, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("Targets must be numbers, one per column.") from None
     q = len(design.names)
     if wanted.shape != (q,):
         raise InputError(f"Targets have shape {wanted.shape}, expected ({q},), one per column.")
@@ -396,6 +423,10 @@ def _checked_target(design: Design, target: ArrayLike) -> FloatArray:
             f"Balance column {names} has missing, infinite or too large values among the "
             f"{design.rows} enrolled clients. Fill or drop them first."
         )
+    tiny = (moments.least < moments.largest) & ~(moments.deviation > 1e-150)
+    if tiny.any():
+        names = some(design.names[j] for j in np.flatnonzero(tiny))
+        raise InputError(f"The values of {names} are too small to be told apart: rescale them.")
     return wanted
 
 
@@ -403,13 +434,17 @@ def _checked_base(design: Design, base: ArrayLike | None) -> FloatArray:
     if base is None:
         return np.ones(1)
     given = np.asarray(base, dtype=np.float64)
-    check_rows(design.rows, base=given)
-    if given.ndim != 1 or not np.isfinite(given).all() or (given < 0.0).any():
+    if given.shape != (design.rows,):
+        raise InputError(f"Base weights have shape {given.shape}, expected ({design.rows},).")
+    if not np.isfinite(given).all() or (given < 0.0).any():
         raise InputError(
             "Base weights must be finite and not negative; "
             f"{int((~np.isfinite(given)).sum())} are missing or infinite, "
             f"{int((given < 0.0).sum())} negative."
         )
-    if not given.sum() > 0.0:
+    largest = float(given.max(initial=0.0))
+    if largest == 0.0:
         raise InputError("The base weights sum to 0: there is nothing to calibrate.")
+    if not largest * design.rows < 1e300:
+        raise InputError(f"Base weights up to {largest:.3g} have no finite sum: rescale them.")
     return given

@@ -109,8 +109,8 @@ def _panel_d(summary: pl.DataFrame) -> Table:
 def _over_rounds(summary: pl.DataFrame, panel: str) -> Table:
     part = summary.filter(pl.col("panel") == panel)
     caption = (
-        f"Panel {panel}. Excess target loss in thousandths of the model after a round, mean over seeds "
-        "(± one standard error)"
+        f"Panel {panel}. Excess target loss in thousandths of the model after a round, mean over "
+        "seeds (± one standard error)"
     )
     last = part["x"].to_list()[-1:]
     rounds = [*(x for x in (1.0, 10.0, 100.0, 300.0) if last and x < last[0]), *last]
