@@ -390,7 +390,8 @@ def l1_quadratic_step(
                 break
             sign[j], active[j] = -np.sign(slope[j]), True
         before = z[active]
-        goal = np.linalg.solve(hessian[np.ix_(active, active)], -(linear + penalty * sign)[active])
+        wish = -(linear + penalty * sign)[active]
+        goal = np.linalg.lstsq(hessian[np.ix_(active, active)], wish, rcond=1e-15)[0]
         z[active] = _best_on_the_way(
             before, goal, hessian[np.ix_(active, active)], linear[active], penalty[active]
         )
