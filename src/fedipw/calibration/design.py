@@ -14,7 +14,7 @@ from fedipw.numerics.checks import check_rows, some
 from fedipw.numerics.dual import CLIPPED, column_moments, dense_sums, margin_sums
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import CodeArray, FloatArray, IntArray
+    from fedipw.numerics.types import BoolArray, CodeArray, FloatArray, IntArray
 
 
 class Moments(NamedTuple):
@@ -58,6 +58,11 @@ class Design(Protocol):
     @property
     def moments(self) -> Moments:
         """Unweighted moments of the columns."""
+        ...
+
+    @property
+    def implied(self) -> BoolArray:
+        """Columns known to follow from those before them, (q,)."""
         ...
 
     def take(self, rows: slice | IntArray) -> Self:
@@ -128,6 +133,11 @@ class Dense:
     def moments(self) -> Moments:
         """Moments of the columns, in one pass."""
         return Moments(*column_moments(self.matrix))
+
+    @property
+    def implied(self) -> BoolArray:
+        """None."""
+        return np.zeros(len(self.names), dtype=np.bool_)
 
     def take(self, rows: slice | IntArray) -> Dense:
         """Return some of the rows, copied."""
@@ -212,6 +222,13 @@ class Margins:
         return Moments(
             share, deviation, (share >= 1.0).astype(np.float64), (share > 0.0).astype(np.float64)
         )
+
+    @property
+    def implied(self) -> BoolArray:
+        """The last level of each variable: indicators of a category sum to one."""
+        out = np.zeros(len(self.names), dtype=np.bool_)
+        out[np.cumsum([len(names) for names in self.levels]) - 1] = True
+        return out
 
     def take(self, rows: slice | IntArray) -> Margins:
         """Return some of the rows, copied."""

@@ -31,7 +31,7 @@ def independence(design: Design, target: FloatArray) -> Independence:
     """Return the columns to constrain; a dependent column whose target disagrees is an error.
 
     A column that depends on others over all rows does so over some of them, so a subsample that
-    shows none spares the pass over the data.
+    shows none but those implied by the design spares the pass over the data.
     """
     moments = design.moments
     constant = moments.least == moments.largest
@@ -84,12 +84,12 @@ def _independent(
     design: Design, scale: FloatArray, constant: BoolArray
 ) -> tuple[BoolArray, FloatArray]:
     """Return which columns are independent, (q,), and how the others follow, (q, q)."""
-    q, frame = len(scale), Frame(design.moments.mean, scale)
+    frame = Frame(design.moments.mean, scale)
     base = np.array([1.0 / design.rows])  # dependence is one of rows, whatever their weight
     if design.rows > 2 * SUBSAMPLE and not constant.any():
-        square = gram(*subsample(design, base), frame)
-        if _factor(square, constant)[0].all():
-            return np.ones(q, dtype=np.bool_), np.zeros((q, q))
+        kept, relation = _factor(gram(*subsample(design, base), frame), constant)
+        if not (~kept & ~design.implied).any():
+            return kept, relation
     return _factor(gram(design, base, frame), constant)
 
 

@@ -290,8 +290,11 @@ def _outside(design: Design, target: FloatArray, slack: Slack | None) -> BoolArr
 
 
 def _start(problem: DualProblem, zero: FloatArray) -> FloatArray:
-    """Return first multipliers: those of a subsample where there are many rows."""
-    if problem.design.rows < 4 * SUBSAMPLE:
+    """Return first multipliers: those of a subsample where there are many rows.
+
+    A quadratic without bounds needs none: one Newton step solves it.
+    """
+    if problem.design.rows < 4 * SUBSAMPLE or not np.isfinite(problem.family[1:]).any():
         return zero
     part, share = subsample(problem.design, problem.base)
     found = dual_minimum(replace(problem, design=part, base=share), zero, max_iterations=25)
