@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -16,6 +17,7 @@ from fedipw.experiments.config import scenario_from
 from fedipw.experiments.scenario import Classifier, Scenario
 from fedipw.experiments.simulate import simulate
 from fedipw.propensity import FitWindow
+from fedipw.theory import error_parts
 from fedipw.weights import Target
 
 FULL = """
@@ -167,3 +169,26 @@ def test_boosted_propensities_repeat_to_the_byte(tmp_path: Path) -> None:
         run.advance(3)
         runs.append(run.history().iterates.tobytes())
     assert runs[0] == runs[1]
+
+
+def test_a_balance_formula_reaches_the_calibrated_methods(tmp_path: Path) -> None:
+    """Balancing squares and products brings entropy calibration nearer to the best model."""
+    found = {}
+    for formula in ("z1 + z2 + z3", "z1 + z2 + z3 + z2**2 + z1:z2"):
+        text = f"""
+            rounds = 20
+            methods = ["calibrated-entropy"]
+            [propensity]
+            balance = "{formula}"
+        """
+        scenario = scenario_from(written(tmp_path, text))
+        run = scenario.simulation()
+        run.advance(20)
+        target = scenario.objective(run.federation)
+        part = error_parts(target, run.limits["calibrated-entropy"], np.zeros(6))
+        found[formula] = part.bias
+    plain, rich = found.values()
+    assert rich < 0.3 * plain
+    bad = scenario_from(written(tmp_path, "methods = ['greg']\n[propensity]\nbalance = 'z1 + age'"))
+    with pytest.raises(InputError, match="'age' names no column"):
+        bad.simulation()

@@ -22,7 +22,7 @@ from fedipw.data.mechanisms import (
 from fedipw.data.mechanisms.base import score_of
 from fedipw.data.population import Population
 from fedipw.data.streams import Streams
-from fedipw.data.terms import term_of
+from fedipw.data.terms import formula_terms, term_of
 from fedipw.data.testbed import Testbed
 from fedipw.engine import Federation, LocalWork, Simulation, Training, tail_length
 from fedipw.errors import InputError
@@ -93,7 +93,11 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropensitySettings:
-    """How both stages are estimated; ``enrollment_columns`` are all covariates by default."""
+    """How both stages are estimated; ``enrollment_columns`` are all covariates by default.
+
+    ``balance`` is a formula of the terms that calibrated and GREG methods balance, such as
+    ``z1 + z2 + z2**2``; the enrollment columns by default.
+    """
 
     window: FitWindow = FitWindow.PAST
     classifier: Classifier = Classifier.LOGISTIC
@@ -101,6 +105,7 @@ class PropensitySettings:
     per_coefficient: float = 10.0
     history: bool = False
     enrollment_columns: Sequence[str] | None = None
+    balance: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +207,11 @@ def _facts(scenario: Scenario, federation: Federation, methods: Sequence[Method]
     columns = population.covariates if chosen is None else tuple(chosen)
     population.require(columns)
     needs = {m.balanced for m in methods}
-    terms = [term_of(name, population.frame.schema) for name in columns]
+    formula = scenario.propensity.balance
+    if formula is None:
+        terms = tuple(term_of(name, population.frame.schema) for name in columns)
+    else:
+        terms = formula_terms(formula, population.frame)
     return Facts(
         population.size,
         population.enrolled_size,

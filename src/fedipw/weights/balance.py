@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from fedipw.calibration import Calibration, Distance, Entropy, InverseLogit, calibrated
-from fedipw.data.terms import Term, rich_terms, term_matrix
+from fedipw.data.targets import Targets
+from fedipw.data.terms import Term, rich_terms, term_matrix, term_of
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_finite, check_rows
 
@@ -53,6 +55,29 @@ class Balance:
             enrolled=population.enrolled,
             mean=matrix.mean(axis=0),
             population_size=population.size,
+        )
+
+    @classmethod
+    def of_targets(
+        cls, enrolled: pl.DataFrame, targets: Targets, population_size: float
+    ) -> Balance:
+        """Return the balance of a table of enrolled clients alone, and totals from outside.
+
+        >>> people = pl.DataFrame({"unit_id": [1, 2, 3], "age": [20.0, 30.0, 60.0]})
+        >>> balance = Balance.of_targets(people, Targets.of({"age": 45.0}), population_size=100)
+        >>> balance.enrollment_weights(Entropy()).round(4)
+        array([0.1889, 0.2482, 0.563 ])
+        """
+        terms = [term_of(name, enrolled.schema) for name in targets.names]
+        matrix = np.ascontiguousarray(term_matrix(terms, enrolled))
+        check_finite(matrix, targets.names, "enrolled table")
+        return cls(
+            names=targets.names,
+            matrix=matrix,
+            enrolled=np.ones(enrolled.height, dtype=np.bool_),
+            mean=targets.values,
+            population_size=population_size,
+            se=targets.se,
         )
 
     @classmethod

@@ -1,0 +1,1 @@
+"""Seconds and memory of weight calibration beside Python and R peers and one weighted Gram pass."""
