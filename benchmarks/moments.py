@@ -76,7 +76,7 @@ def _setup() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=300)
     seeds = parser.parse_args().seeds
     result: dict[str, Any] = {"seeds": seeds, "strengths": {}}
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_setup) as pool:

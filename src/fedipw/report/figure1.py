@@ -51,7 +51,7 @@ def draw_figure(
             list(legend.values()),
             list(legend),
             loc="outside lower center",
-            ncols=4,
+            ncols=2 * across,
             handlelength=2.6,
         )
         figure.savefig(directory / "figure1.png", dpi=200)
