@@ -54,7 +54,7 @@ SHOWN = {
     "entropy": "entropy on Z",
     "inverse-logit": "inverse-logit on Z",
     "rich entropy": "entropy on the rich map",
-    "rich linear": "GREG on the rich map",
+    "rich linear": "linear on the rich map",
     "efficient": "efficient",
 }
 
