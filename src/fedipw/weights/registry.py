@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear, Logit, Quadratic
-from fedipw.errors import InputError
+from fedipw.errors import InfeasibleError, InputError, NotConvergedError
 from fedipw.weights.balance import Balance
 from fedipw.weights.schemes import (
     Calibrated,
@@ -55,10 +56,14 @@ class Facts:
     enrollment_prob: FloatArray | None = None  # (N,) true, in simulations
 
     def calibrated(self, balance: Balance, distance: Distance | InverseLogit) -> Calibrated:
-        """Return enrollment weights by calibration, with their mean over enrollment if known."""
+        """Return enrollment weights by calibration, with their mean over enrollment if known.
+
+        Where calibration in the mean has no solution, the weights of this draw serve for both.
+        """
         weights, expected = balance.enrollment_weights(distance), None
         if self.enrollment_prob is not None:
-            expected = balance.expected_weights(distance, self.enrollment_prob)
+            with suppress(InfeasibleError, NotConvergedError):
+                expected = balance.expected_weights(distance, self.enrollment_prob)
         return Calibrated(weights, expected)
 
     def balance_for(self, name: str, *, rich: bool = False) -> Balance:
