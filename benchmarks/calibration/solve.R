@@ -48,7 +48,7 @@ outcome <- tryCatch(
   {
     solve_once <- prepared[[solver]]()
     repeats <- numeric()
-    while (length(repeats) < if (length(repeats) == 0 || repeats[1] < 30) 3 else 1) {
+    while (length(repeats) < if (length(repeats) == 0 || repeats[1] < 3) 3 else 1) {
       repeats <- c(repeats, system.time(found <- solve_once(), gcFirst = TRUE)[["elapsed"]])
     }
     if (length(found) != n) stop("returned no weights")

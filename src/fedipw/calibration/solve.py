@@ -76,13 +76,22 @@ class Calibration:
     achieved: FloatArray  # weighted means, (q,)
     deviation: FloatArray  # standard deviations of the columns, (q,)
     multipliers: FloatArray  # lambda in units of b, the constant last, (q + 1,)
-    distance: float  # base-weighted mean of the cost of the ratios
     iterations: int
     status: Status
     dropped: dict[str, str]  # columns that say nothing new, with the reason
     rare: dict[str, float]  # indicators of few enrolled clients, with their share
     slack: Slack | None
     rule: Distance | InverseLogit
+    share: FloatArray  # of base weight, (n,) or (1,) where all are alike
+
+    @property
+    def distance(self) -> float:
+        """Base-weighted mean of the cost of the ratios: how far the weights had to go."""
+        if isinstance(self.rule, InverseLogit):
+            cost = Entropy().cost(self.ratio - 1.0)
+        else:
+            cost = self.rule.cost(self.ratio)
+        return float(self.share @ cost if len(self.share) > 1 else cost.mean())
 
     def weights_at(self, balance: FloatArray) -> FloatArray:
         """Return the weight a client with these columns (m, q) and base weight 1 would have, (m,).
@@ -208,9 +217,9 @@ class _Task:
 
 def _spread(part: Calibration, rows: IntArray, size: int) -> Calibration:
     """Return the result for all rows, those without a base weight at weight 0."""
-    weights, ratio = np.zeros(size), np.zeros(size)
-    weights[rows], ratio[rows] = part.weights, part.ratio
-    return replace(part, weights=weights, ratio=ratio)
+    weights, ratio, share = np.zeros((3, size))
+    weights[rows], ratio[rows], share[rows] = part.weights, part.ratio, part.share
+    return replace(part, weights=weights, ratio=ratio, share=share)
 
 
 def _solved(task: _Task, population_size: float, slack: Slack | None) -> Calibration:
@@ -304,7 +313,8 @@ def _start(problem: DualProblem, zero: FloatArray) -> FloatArray:
 def _result(
     problem: DualProblem, distance: Distance, found: DualResult, total: float
 ) -> Calibration:
-    ratio = found.ratio * (total / problem.total)
+    unit = total / problem.total
+    ratio = found.ratio if unit == 1.0 else found.ratio * unit
     centred = (found.gradient[:-1] - problem.ridge * found.point[:-1]) / problem.total
     lam = np.where(problem.kept, found.point[:-1] / problem.scale, 0.0)
     constant = found.point[-1] - float(lam @ problem.target)
@@ -312,9 +322,8 @@ def _result(
         constant += np.log(total / problem.total)
     elif problem.family[0] == CLIPPED:
         lam, constant = total * lam, total - 1.0 + total * constant
-    cost = distance.cost(ratio)
     return Calibration(
-        weights=problem.base * found.ratio / problem.total,
+        weights=found.ratio * (problem.base / problem.total),
         ratio=ratio,
         population_size=total,
         names=problem.design.names,
@@ -323,13 +332,13 @@ def _result(
         achieved=problem.target + problem.scale * centred,
         deviation=problem.design.moments.deviation,
         multipliers=np.append(lam, constant),
-        distance=float(problem.base @ cost if len(problem.base) > 1 else cost.mean()),
         iterations=found.iterations,
         status=found.status,
         dropped={},
         rare=_rare(problem.design),
         slack=None,
         rule=distance,
+        share=problem.base,
     )
 
 

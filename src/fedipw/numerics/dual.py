@@ -26,12 +26,11 @@ _TILE = 4
 def _clipped(u: FloatArray, low: float, high: float, ratio: FloatArray, slope: FloatArray) -> None:
     """F = 1 + u held in [low, high]."""
     for i in range(u.size):
-        g = 1.0 + u[i]
-        inside = 1.0 if low <= g <= high else 0.0
-        g = max(g, low)
-        g = min(g, high)
+        free = 1.0 + u[i]
+        g = low if free < low else free
+        g = high if g > high else g
         ratio[i] = g
-        slope[i] = inside
+        slope[i] = 1.0 if g == free else 0.0
 
 
 @compiled
@@ -152,16 +151,20 @@ def _dense_part(
             column = block[j]
             for i in range(m):
                 u[i] += point[j] * column[i]
-        for i in range(m):
-            weight[i] = base[first + i] if base.size > 1 else base[0]
-            block[q, i] = 1.0
+        if base.size > 1:
+            weight[:] = base[first:last]
+        else:
+            weight[:] = base[0]
+        block[q, :m] = 1.0
         g = ratio[first:last]
         _family(u, family, low, high, g, slope)
         sums[0] += _potential(u, g, weight, family, low, high)
+        largest = sums[1]
         for i in range(m):
-            sums[1] = max(sums[1], u[i])
+            largest = u[i] if u[i] > largest else largest
             slope[i] *= weight[i]
             weight[i] *= g[i]
+        sums[1] = largest
         for j in range(q + 1):
             column = block[j]
             total = 0.0
