@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from benchmarks.efficient import limits, ratios, trained, variants
+from benchmarks.efficient import Variant, limits, ratios, trained, variants
 from benchmarks.moments import compared, distances
 
 from fedipw.experiments.figure1 import CALIBRATED_METHODS, FigureSettings, reproduce
@@ -71,16 +71,16 @@ def test_noise_costs_calibration_its_benefit_and_noise_awareness_keeps_it() -> N
 
 
 @pytest.mark.parametrize("variant", variants(1000), ids=lambda v: v.name)
-def test_the_efficient_scheme_nears_its_bound(variant: object) -> None:
+def test_the_efficient_scheme_nears_its_bound(variant: Variant) -> None:
     """60 seeds: a ratio of means with a standard error near 0.08, so 1.25 holds by three of them.
 
     The full study (1,000 seeds, N = 1000 and 4000) is ``python -m benchmarks.efficient``.
     """
-    rows = [limits(seed, variant) for seed in range(60)]  # type: ignore[arg-type]
+    rows = [limits(seed, variant) for seed in range(60)]
     values = {name: np.array([r[name] for r in rows]) for name in rows[0]}
     found = ratios(values, values["bound"])
     assert found["efficient"]["ratio"] < 1.25
     assert found["efficient"]["ratio"] < found["oracle"]["ratio"]
-    after = [trained(seed, variant)["efficient, last model"] for seed in range(2)]  # type: ignore[arg-type]
+    after = [trained(seed, variant)["efficient, last model"] for seed in range(2)]
     limit = values["efficient"][:2]
     assert abs(np.mean(after) / limit.mean() - 1.0) < 0.2  # trained: the limit itself

@@ -11,7 +11,8 @@ from fedipw.calibration.distances import (
 )
 from fedipw.calibration.dual import Status
 from fedipw.calibration.noise import trusted_target
-from fedipw.calibration.solve import Box, Calibration, Ridge, Slack, calibrated
+from fedipw.calibration.result import Box, Calibration, Ridge, Slack
+from fedipw.calibration.solve import calibrated
 from fedipw.calibration.units import balancing, calibrated_table
 
 __all__ = [

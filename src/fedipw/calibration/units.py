@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from fedipw.calibration.design import Dense, Design, Margins
-from fedipw.calibration.solve import Calibration, calibrated
+from fedipw.calibration.result import Calibration
+from fedipw.calibration.solve import calibrated
 from fedipw.data.population import ENROLLED, ID, Population
 from fedipw.data.terms import Term, term_matrix, term_of
 from fedipw.errors import InputError
@@ -17,7 +18,7 @@ from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
     from fedipw.calibration.distances import Distance, InverseLogit
-    from fedipw.calibration.solve import Slack
+    from fedipw.calibration.result import Slack
     from fedipw.data.targets import Targets
     from fedipw.numerics.types import FloatArray
 

@@ -7,7 +7,6 @@ that a reader never sees half a round. ``ledger.json`` holds the version of the 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Final
 import polars as pl
 
 from fedipw.data.population import ID
+from fedipw.data.tables import write_table
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
@@ -123,14 +123,7 @@ class Ledger:
             _check_same(frame.schema, self.schema, path, self._path(present[0]))
         self.directory.mkdir(parents=True, exist_ok=True)
         self._write_version()
-        temporary = path.with_name(f".{path.name}.partial")
-        try:
-            frame.select(self.schema.names() if present else frame.columns).write_parquet(temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_table(frame.select(self.schema.names() if present else frame.columns), path)
 
     def _path(self, index: int) -> Path:
         return self.directory / f"round-{index:06d}.parquet"
