@@ -11,6 +11,31 @@ class InputError(FedIPWError, ValueError):
     """Input that cannot be used as it is; the message names the thing and the remedy."""
 
 
+class EmptyRoundError(InputError):
+    """A round without any reply that can be weighed: to be skipped and recorded."""
+
+
+class PositivityError(FedIPWError, ValueError):
+    """Probabilities below the threshold one was willing to weigh by.
+
+    Attributes
+    ----------
+    what, smallest, threshold
+        Which probability, how small it gets and how small it may be.
+    """
+
+    def __init__(self, what: str, smallest: float, threshold: float) -> None:
+        super().__init__(what, smallest, threshold)
+        self.what, self.smallest, self.threshold = what, smallest, threshold
+
+    def __str__(self) -> str:
+        return (
+            f"The smallest {self.what} is {self.smallest:.3g}, below the threshold "
+            f"{self.threshold:g}: weights would lean on very few clients. Narrow the target "
+            "population, coarsen the model, or accept a lower threshold."
+        )
+
+
 class SeparationError(FedIPWError, ValueError):
     """A logistic model without a maximum: some covariates split the two groups exactly.
 

@@ -58,14 +58,14 @@ def test_two_stage_weights_by_hand(units: Units) -> None:
         given = weigher.weights(replied)
         if opening.index == 4:
             fit = NewtonLogistic().fit(np.vstack(X), np.concatenate(y))
-            now = np.column_stack([units.static[rows], opening.covariates])
+            now = np.column_stack([units.static[rows], opening.matrix()])
             part = fit.predict_proba(now)[replied, 1]
             enroll = units.enrollment_prob[rows[replied]]
             np.testing.assert_allclose(given["part"].weights, 1 / (len(rows) * part), rtol=1e-9)
             np.testing.assert_allclose(given["fedipw"].weights, 1 / (N * enroll * part), rtol=1e-9)
             assert given["fedipw"].replies.source is Source.MODEL
             assert list(given["part"].replies.unit_ids) == list(units.unit_ids[rows[replied]])
-        X.append(np.column_stack([units.static[rows], opening.covariates]))
+        X.append(np.column_stack([units.static[rows], opening.matrix()]))
         y.append(replied)
         weigher.close(replied)
 
@@ -126,8 +126,8 @@ def test_collapsed_fills_the_covariates_nobody_can_observe(units: Units) -> None
     X: list[np.ndarray] = []
     y: list[np.ndarray] = []
     for opening, replied in rounds(units, 5):
-        filled = np.full((N, 1), opening.covariates.mean())
-        filled[rows] = opening.covariates
+        filled = np.full((N, 1), opening.matrix().mean())
+        filled[rows] = opening.matrix()
         everyone = np.zeros(N, dtype=bool)
         everyone[rows] = replied
         weigher.open(opening)

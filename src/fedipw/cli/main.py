@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedipw.cli.calibrate import calibrate
-from fedipw.errors import FedIPWError, InfeasibleError
+from fedipw.cli.progress import bar
+from fedipw.cli.weights import weights
+from fedipw.errors import FedIPWError, InfeasibleError, PositivityError
 
 if TYPE_CHECKING:
     import polars as pl
 
-BAD_INPUT, INFEASIBLE = 2, 3
+BAD_INPUT, INFEASIBLE, UNREACHED = 2, 3, 4
 
 app = typer.Typer(
     name="fedipw",
@@ -61,7 +60,7 @@ def _reproduce(
     from fedipw.experiments.figure1 import FigureSettings, reproduce
 
     settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
-    with _progress("runs") as step:
+    with bar("runs") as step:
         made = reproduce(out, settings, step)
     if as_json:
         tables = {"summary": made.summary.to_dicts(), "errors": made.errors.to_dicts()}
@@ -100,7 +99,7 @@ def _simulate(
     from fedipw.report.style import look_of
 
     scenario = scenario_from(config)
-    with _progress("rounds") as step:
+    with bar("rounds") as step:
         summary = simulate(scenario, out, resume=resume, progress=step)
     if as_json:
         typer.echo(json.dumps(summary))
@@ -118,19 +117,7 @@ def _simulate(
 
 
 app.command("calibrate")(calibrate)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that moves a bar on the terminal's error stream."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_err, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-
-        def step(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield step
+app.command("weights")(weights)
 
 
 def _print_figure(summary: pl.DataFrame) -> None:
@@ -175,10 +162,17 @@ def _print_errors(errors: pl.DataFrame) -> None:
 def main() -> None:
     """Run the command line; errors end in a message and an exit code, never a traceback.
 
-    2 is bad input, 3 targets that no weights on the enrolled clients can meet.
+    2 is bad input, 3 targets that no weights on the enrolled clients can meet, 4 a probability
+    below the threshold given with ``--strict``.
     """
     try:
         app()
     except FedIPWError as error:
         _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(INFEASIBLE if isinstance(error, InfeasibleError) else BAD_INPUT)
+        sys.exit(_code(error))
+
+
+def _code(error: FedIPWError) -> int:
+    if isinstance(error, InfeasibleError):
+        return INFEASIBLE
+    return UNREACHED if isinstance(error, PositivityError) else BAD_INPUT

@@ -1,19 +1,32 @@
 """Populations, client data, selection mechanisms and the synthetic testbed."""
 
 from fedipw.data.clients import ClientData
+from fedipw.data.design import Design, Missing, bound_design
 from fedipw.data.ledger import Ledger
+from fedipw.data.members import Members
+from fedipw.data.partitions import Block, Blocks, Partitions, sum_over
 from fedipw.data.population import Population
+from fedipw.data.tablefile import TableFile
 from fedipw.data.tables import read_table, write_table
 from fedipw.data.targets import Targets
 from fedipw.data.testbed import Testbed, TestbedDraw
 
 __all__ = [
+    "Block",
+    "Blocks",
     "ClientData",
+    "Design",
     "Ledger",
+    "Members",
+    "Missing",
+    "Partitions",
     "Population",
+    "TableFile",
     "Targets",
     "Testbed",
     "TestbedDraw",
+    "bound_design",
     "read_table",
+    "sum_over",
     "write_table",
 ]

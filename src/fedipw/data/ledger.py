@@ -23,7 +23,7 @@ from fedipw.numerics.checks import some
 
 VERSION: Final = 1
 ROUND, INVITED, REPLIED = "round", "invited", "replied"
-AVAILABLE, INVITE_PROB = "available", "invite_prob"
+AVAILABLE, INVITE_PROB, OPENED_AT = "available", "invite_prob", "opened_at"
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)
 _FLAGS = (AVAILABLE, INVITED, REPLIED)
 _FILE = re.compile(r"^round-(\d{6,})\.parquet$")
@@ -35,8 +35,8 @@ class Ledger:
     """Closed rounds on disk, one row per enrolled client and round.
 
     Columns are ``round``, ``unit_id``, ``invited`` and ``replied``, optionally ``available`` and
-    ``invite_prob`` (the server's own sampling probability given available), and pre-round
-    covariates, null where not observed.
+    ``invite_prob`` (the server's own sampling probability given available), ``opened_at`` (one
+    date or time for the whole round), and pre-round covariates, null where not observed.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class Ledger:
     @property
     def covariates(self) -> tuple[str, ...]:
         """Pre-round covariates."""
-        known = {*_REQUIRED, AVAILABLE, INVITE_PROB}
+        known = {*_REQUIRED, AVAILABLE, INVITE_PROB, OPENED_AT}
         return tuple(name for name in self.schema.names() if name not in known)
 
     def require_rounds(self) -> None:
@@ -102,6 +102,14 @@ class Ledger:
             raise _damaged(self._path(index), error) from error
         check_round(frame, index, str(self._path(index)))
         return frame
+
+    def scan(self) -> pl.LazyFrame:
+        """Return all closed rounds as a query; files of other columns or types are errors."""
+        self.require_rounds()
+        first = self._path(self.rounds[0])
+        for index in self.rounds[1:]:
+            _check_same(self._schema_of(index), self.schema, self._path(index), first)
+        return pl.scan_parquet([self._path(index) for index in self.rounds], glob=False)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Yield the closed rounds in order, one in memory at a time."""
@@ -178,6 +186,12 @@ def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
         _check_order(frame, AVAILABLE, INVITED, where)
     if INVITE_PROB in frame.columns:
         _check_invite_prob(frame, where)
+    if OPENED_AT in frame.columns and frame.height:
+        moments = frame[OPENED_AT]
+        if moments.n_unique() > 1 or moments.null_count():
+            raise InputError(
+                f"{where}: {OPENED_AT!r} must hold one date or time for the whole round."
+            )
 
 
 def _check_order(frame: pl.DataFrame, first: str, then: str, where: str) -> None:

@@ -39,13 +39,18 @@ def read_table(path: Path) -> pl.DataFrame:
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:
     """Write a table under a temporary name and rename it: readers never see half of it."""
+    written_from(frame.lazy(), path)
+
+
+def written_from(query: pl.LazyFrame, path: Path) -> None:
+    """Write the result of a query as it comes, under a temporary name, and rename it."""
     check_table_path(path)
     temporary = path.with_name(f".{path.name}.partial")
     try:
         if path.suffix.lower() == ".parquet":
-            frame.write_parquet(temporary)
+            query.sink_parquet(temporary)
         else:
-            frame.write_csv(temporary, float_precision=None)
+            query.sink_csv(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

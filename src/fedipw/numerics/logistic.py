@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,6 +97,44 @@ def _sums(
 
 
 @compiled
+def _column_sums(
+    columns: FloatArray, labels: LabelArray, row_weight: FloatArray, beta: FloatArray
+) -> tuple[float, FloatArray, FloatArray, float]:
+    d, n = columns.shape
+    loss = 0.0
+    top = 0.0
+    gradient = np.zeros(d + 1)
+    hessian = np.zeros((d + 1, d + 1))
+    block = np.ones((d + 1, _BLOCK))
+    ones = np.ones(_BLOCK)
+    scaled = np.empty(_BLOCK)
+    room = np.empty((3, _BLOCK))
+    for start in range(0, n, _BLOCK):
+        stop = min(n, start + _BLOCK)
+        m = stop - start
+        for j in range(d):
+            block[j, :m] = columns[j, start:stop]
+        u, residual, curvature = room[0, :m], room[1, :m], room[2, :m]
+        _log_odds(block[:d], beta, u)
+        weight = row_weight[start:stop] if row_weight.size else ones[:m]
+        for i in range(m):
+            top = max(top, abs(u[i]))
+        loss += _weighted_loss(u, labels[start:stop], weight)
+        _terms(u, labels[start:stop], weight, residual, curvature)
+        for j in range(d + 1):
+            column = block[j, :m]
+            gradient[j] += _dot(residual, column)
+            for i in range(m):
+                scaled[i] = curvature[i] * column[i]
+            for k in range(j + 1):
+                hessian[j, k] += _dot(scaled[:m], block[k, :m])
+    for j in range(d + 1):
+        for k in range(j):
+            hessian[k, j] = hessian[j, k]
+    return loss, gradient, hessian, top
+
+
+@compiled
 def _losses(
     features: FloatArray, labels: LabelArray, row_weight: FloatArray, betas: FloatArray
 ) -> FloatArray:
@@ -129,6 +168,34 @@ def logistic_sums(
     0.693147
     """
     return Sums(*_sums(features, labels, row_weight, beta))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnSums:
+    """Sums over a block of rows, and the largest absolute log odds in it."""
+
+    value: float
+    gradient: FloatArray  # (d + 1,)
+    hessian: FloatArray  # (d + 1, d + 1)
+    largest: float
+
+    def __add__(self, other: ColumnSums) -> ColumnSums:
+        return ColumnSums(
+            self.value + other.value,
+            self.gradient + other.gradient,
+            self.hessian + other.hessian,
+            max(self.largest, other.largest),
+        )
+
+
+def column_sums(
+    columns: FloatArray, labels: LabelArray, row_weight: FloatArray, beta: FloatArray
+) -> ColumnSums:
+    """Return (P1) and its derivatives over rows that lie by column, ``columns`` (d, n).
+
+    An empty ``row_weight`` counts every row once.
+    """
+    return ColumnSums(*_column_sums(columns, labels, row_weight, beta))
 
 
 def logistic_losses(

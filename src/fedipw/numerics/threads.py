@@ -23,6 +23,11 @@ def limit_threads(threads: int) -> None:
     _Limit.threads = max(1, threads)
 
 
+def thread_count() -> int:
+    """Return how many threads kernels may use in this process."""
+    return _Limit.threads
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)

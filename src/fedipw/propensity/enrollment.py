@@ -9,7 +9,8 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_probability, some
-from fedipw.propensity.model import PropensityModel, cross_fitted_prob, fitted_model
+from fedipw.propensity.crossfit import ScoreCalibration, cross_fitted_prob
+from fedipw.propensity.model import PropensityModel, fitted_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ def enrollment_fit(
     *,
     classifier: Any = None,
     folds: int | None = None,
+    calibration: ScoreCalibration | None = None,
     rng: np.random.Generator | None = None,
 ) -> EnrollmentFit:
     """Fit P(E = 1 | Z) on pre-enrollment columns.
@@ -48,6 +50,8 @@ def enrollment_fit(
         Any scikit-learn classifier; unpenalised logistic regression by default.
     folds
         Cross-fit with this many folds (advised for machine-learning classifiers).
+    calibration
+        ``Platt()`` or ``Isotonic()`` of the scores of folds left out; needs folds.
     rng
         Chance for the folds.
 
@@ -80,6 +84,8 @@ def enrollment_fit(
             "or the table lists only enrolled clients. Use participation weights alone, or "
             "calibrate to population totals."
         )
+    if calibration is not None and folds is None:
+        raise InputError("Scores are calibrated out of fold: give the number of folds.")
     if folds is None:
         model = fitted_model(classifier, Z, enrolled, names)
         prob = model.predict_proba(Z)[:, 1]
@@ -88,7 +94,10 @@ def enrollment_fit(
         if rng is None:
             raise InputError("Cross-fitting draws folds: pass rng=numpy.random.default_rng(seed).")
         units = np.arange(population.size)
-        prob = cross_fitted_prob(classifier, Z, enrolled, units, folds=folds, rng=rng, names=names)
+        prob = cross_fitted_prob(
+            classifier, Z, enrolled, units, folds=folds, rng=rng, names=names,
+            calibration=calibration,
+        )  # fmt: skip
         model, dropped = None, ()
     check_probability(prob[enrolled], "fitted enrollment probability of enrolled clients")
     return EnrollmentFit(

@@ -1,4 +1,4 @@
-"""P(selected | x) from any probabilistic classifier, and cross-fitting by client."""
+"""P(selected | x) from any probabilistic classifier."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.propensity.logistic import GRADIENT_TOL, NewtonLogistic, binary_labels
+from fedipw.errors import NotConvergedError, SeparationError
+from fedipw.propensity.fit import GRADIENT_TOL
+from fedipw.propensity.logistic import NewtonLogistic, binary_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.numerics.types import FloatArray
 
 
 class PropensityModel(ClassifierMixin, BaseEstimator):
@@ -82,50 +82,3 @@ def fitted_model(
     if isinstance(inner, NewtonLogistic) and not inner.converged_:
         raise NotConvergedError(inner.n_iter_, inner.gradient_norm_, GRADIENT_TOL)
     return model
-
-
-def _folds(
-    y: BoolArray, groups: IdArray, folds: int, rng: np.random.Generator
-) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield (others, own) rows of each fold; all rows of a client share one."""
-    chance = int(rng.integers(2**31))
-    if len(np.unique(groups)) == len(y):  # one row each: the plain split is fast for any number
-        yield from StratifiedKFold(folds, shuffle=True, random_state=chance).split(y, y)
-    else:
-        split = StratifiedGroupKFold(folds, shuffle=True, random_state=chance)
-        yield from split.split(y, y, groups)
-
-
-def cross_fitted_prob(
-    classifier: Any,
-    X: FloatArray,
-    selected: ArrayLike,
-    groups: IdArray,
-    *,
-    folds: int = 5,
-    rng: np.random.Generator,
-    names: Sequence[str] | None = None,
-) -> FloatArray:
-    """Return each row's P(selected) from a model that never saw its client.
-
-    ``groups`` (n,) names the client of each row; all rows of a client share a fold, so that neither
-    its own selection nor its other rounds shape its probability. ``names`` of columns
-    serve error messages.
-
-    >>> rng = np.random.default_rng(0)
-    >>> X, y = rng.normal(size=(60, 1)), rng.random(60) < 0.5
-    >>> prob = cross_fitted_prob(None, X, y, np.arange(60), folds=3, rng=rng)
-    >>> prob.shape
-    (60,)
-    """
-    y = np.asarray(selected, dtype=bool)
-    clients = len(np.unique(groups))
-    if folds < 2 or folds > clients:
-        raise InputError(f"{folds} folds over {clients} clients: need 2 to {clients}.")
-    names = [f"column {j}" for j in range(X.shape[1])] if names is None else names
-    prob = np.empty(len(y))
-    for others, own in _folds(y, groups, folds, rng):
-        prob[own] = fitted_model(classifier, X[others], y[others], names).predict_proba(X[own])[
-            :, 1
-        ]
-    return prob

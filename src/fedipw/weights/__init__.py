@@ -10,6 +10,10 @@ from fedipw.weights.functions import (
     horvitz_thompson_weights,
     trimmed,
 )
+from fedipw.weights.logged import Logged
+from fedipw.weights.logrun import LogPlan, LogRecord, logged_weights
+from fedipw.weights.means import WeightedMean, hajek_mean, horvitz_thompson_mean
+from fedipw.weights.people import KnownPopulation, KnownTotals, People
 from fedipw.weights.registry import METHODS, Facts, Method, Target, method_named
 from fedipw.weights.rounds import RoundOpening, RoundReplies, RoundWeights
 from fedipw.weights.schemes import (
@@ -36,8 +40,14 @@ __all__ = [
     "Hajek",
     "HorvitzThompson",
     "Known",
+    "KnownPopulation",
+    "KnownTotals",
+    "LogPlan",
+    "LogRecord",
+    "Logged",
     "Method",
     "ParticipationOnly",
+    "People",
     "Propensities",
     "RoundOpening",
     "RoundReplies",
@@ -49,11 +59,15 @@ __all__ = [
     "TwoStage",
     "Unmodelled",
     "Weigher",
+    "WeightedMean",
     "clamped",
     "effective_sample_size",
     "estimated_population_size",
+    "hajek_mean",
     "hajek_weights",
+    "horvitz_thompson_mean",
     "horvitz_thompson_weights",
+    "logged_weights",
     "method_named",
     "trimmed",
 ]

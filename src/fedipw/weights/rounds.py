@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedipw.errors import InputError
+from fedipw.errors import EmptyRoundError, InputError
 from fedipw.weights.functions import effective_sample_size
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from fedipw.numerics.types import FloatArray, IdArray, IntArray
     from fedipw.propensity import Source
     from fedipw.weights.functions import TrimReport
@@ -16,11 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundOpening:
-    """What the server knows of its n enrolled clients before a round."""
+    """What the server knows of its n enrolled clients before a round's replies come in.
+
+    A simulation gives covariates by row; a log gives its table of the round and the clients behind
+    the table's rows.
+    """
 
     index: int  # counted from 1
-    covariates: FloatArray  # (n, q)
+    covariates: FloatArray | None = None  # (n, q)
     participation_prob: FloatArray | None = None  # (n,) where known, as in a simulation
+    table: pl.DataFrame | None = None  # (n rows) of a log: flags, covariates, invitations
+    rows: IntArray | None = None  # (n,) rows of the units behind it; all enrolled ones if None
+
+    def matrix(self) -> FloatArray:
+        """Return the covariates by row, (n, q)."""
+        if self.covariates is None:
+            raise InputError(f"Round {self.index} opens without covariates.")
+        return self.covariates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +60,7 @@ class RoundReplies:
         if len(rows) != 1:
             raise InputError(f"round {self.index}: fields disagree on rows: {sorted(rows)}")
         if rows == {0}:
-            raise InputError(f"round {self.index} is empty: skip it and record it.")
+            raise EmptyRoundError(f"round {self.index} is empty: skip it and record it.")
 
     @property
     def inclusion_prob(self) -> FloatArray:

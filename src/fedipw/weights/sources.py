@@ -152,7 +152,7 @@ class TwoStage:
     def open(self, opening: RoundOpening) -> None:
         """Take what is known before a round."""
         self._index = opening.index
-        self._participation.open(opening.covariates)
+        self._participation.open(opening.matrix())
 
     def replies(self, replied: BoolArray) -> RoundReplies:
         """Return what is known of those who replied."""
@@ -237,8 +237,9 @@ class Collapsed:
     def open(self, opening: RoundOpening) -> None:
         """Take what is known before a round and fill the rest."""
         self._index = opening.index
-        filled = np.tile(opening.covariates.mean(axis=0), (len(self.units.unit_ids), 1))
-        filled[self._rows] = opening.covariates
+        known = opening.matrix()
+        filled = np.tile(known.mean(axis=0), (len(self.units.unit_ids), 1))
+        filled[self._rows] = known
         self._model.open(filled)
 
     def replies(self, replied: BoolArray) -> RoundReplies:

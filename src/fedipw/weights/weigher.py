@@ -71,7 +71,9 @@ class Weigher:
         """Take what is known before a round."""
         if self._phase is _Phase.OPEN:
             raise InputError(f"Round {opening.index} opens while another is open: close it first.")
-        check_rows(int(self.propensities.units.enrolled.sum()), covariates=opening.covariates)
+        if opening.rows is None:
+            enrolled = int(self.propensities.units.enrolled.sum())
+            check_rows(enrolled, covariates=opening.matrix())
         self.propensities.open(opening)
         self._phase = _Phase.OPEN
 

@@ -1,0 +1,340 @@
+"""``fedipw weights``: one weight per reply of a ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedipw.cli.progress import bar
+from fedipw.errors import InputError, PositivityError
+
+if TYPE_CHECKING:
+    from fedipw.propensity import StageModel
+    from fedipw.propensity.overlap import Overlap
+    from fedipw.weights.logrun import LogPlan, LogRecord
+    from fedipw.weights.people import KnownPopulation, KnownTotals
+
+_out = Console()
+
+
+class FitName(StrEnum):
+    """Names of windows on the command line."""
+
+    PAST = "past"
+    POOLED = "pooled"
+    SAME_ROUND = "same-round"
+
+
+class MissingName(StrEnum):
+    """Names of policies on the command line."""
+
+    ERROR = "error"
+    INDICATOR = "indicator"
+    DROP = "drop"
+
+
+def weights(
+    rounds: Annotated[Path, typer.Option(help="Ledger: a directory of closed rounds.")],
+    out: Annotated[Path, typer.Option(help="File for one row per reply; .parquet or .csv.")],
+    population: Annotated[
+        Path | None,
+        typer.Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
+    ] = None,
+    enrolled: Annotated[
+        Path | None, typer.Option(help="Enrolled clients alone, with --targets.")
+    ] = None,
+    targets: Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")] = None,
+    population_size: Annotated[
+        float | None, typer.Option(help="N, with --targets where the scheme needs it.")
+    ] = None,
+    enrollment: Annotated[
+        str, typer.Option(help="Formula of enrollment; . is every covariate.")
+    ] = ".",
+    participation: Annotated[
+        str, typer.Option(help="Formula of participation, or of a reply once invited.")
+    ] = ".",
+    availability: Annotated[
+        str, typer.Option(help="Formula of availability, where the ledger tells it.")
+    ] = ".",
+    history: Annotated[
+        bool, typer.Option("--history", help="Add what past rounds say of each client.")
+    ] = False,
+    participation_fit: Annotated[
+        FitName, typer.Option(help="Rounds that a round's participation is fitted on.")
+    ] = FitName.PAST,
+    window: Annotated[
+        int | None, typer.Option(help="Of past rounds, only the last this many.")
+    ] = None,
+    refit_every: Annotated[int, typer.Option(help="Rounds between fits on past rounds.")] = 10,
+    day_length: Annotated[float, typer.Option(help="Rounds in a day, for the clock.")] = 24.0,
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="Method; fedipw, or calibrated-quadratic with --targets."),
+    ] = None,
+    trim: Annotated[
+        float | None, typer.Option(help="Cut weights at this multiple of a round's mean.")
+    ] = None,
+    missing: Annotated[
+        MissingName, typer.Option(help="What becomes of missing values and unknown levels.")
+    ] = MissingName.ERROR,
+    lump_below: Annotated[
+        float | None, typer.Option(help="Merge levels with a smaller share of the rows.")
+    ] = None,
+    l2: Annotated[float, typer.Option(help="Ridge penalty on coefficients.")] = 0.0,
+    threshold: Annotated[
+        float, typer.Option(help="Probability counted as small in the report.")
+    ] = 0.01,
+    strict: Annotated[
+        float | None, typer.Option(help="Stop with code 4 if a probability is below this.")
+    ] = None,
+    save_models: Annotated[
+        Path | None, typer.Option(help="Directory for the fitted models.")
+    ] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Directory of saved models to use instead of fitting.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Weigh every reply of a ledger by the inverse of its two selection probabilities.
+
+    Writes unit_id, round, enrollment_prob, participation_prob, inclusion_prob and weight (and
+    enrollment_weight where enrollment is calibrated), one row per reply. Ends with code 3 if no
+    weights can meet the targets, 4 if a probability is below --strict.
+
+    Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
+    """
+    from fedipw.data.ledger import Ledger
+    from fedipw.data.tables import check_table_path
+    from fedipw.weights.logrun import LogRecord, logged_weights
+
+    check_table_path(out)
+    _check_models(save_models)
+    _check_sources(population, enrolled, targets, population_size)
+    if strict is not None and not 0.0 < strict < 1.0:
+        raise InputError(f"--strict takes a probability between 0 and 1, not {strict}.")
+    record, ledger = LogRecord(), Ledger(rounds)
+    ledger.require_rounds()
+    with ExitStack() as stack:
+        options = _options(missing, lump_below, l2, scheduler, stack)
+        plan = _plan(
+            scheme or ("fedipw" if targets is None else "calibrated-quadratic"),
+            (participation, availability, history),
+            options,
+            (participation_fit, window, refit_every, day_length, l2),
+            trim,
+            models,
+        )
+        people = _people(
+            population, enrolled, targets, population_size, enrollment, options, models, stack
+        )
+        with bar("rounds") as step, _parts(out) as write:
+            for table in logged_weights(people, ledger, plan, record, step):
+                write(table)
+            reach = _reach(people, record, threshold)
+            if strict is not None:
+                _require(strict, record, reach)
+    if save_models is not None:
+        _save(save_models, record)
+    _report(record, reach, plan.method.name, out, as_json=as_json)
+
+
+def _check_sources(
+    population: Path | None, enrolled: Path | None, targets: Path | None, size: float | None
+) -> None:
+    if (population is None) == (enrolled is None):
+        raise InputError("Give --population, or --enrolled together with --targets.")
+    if (enrolled is None) != (targets is None):
+        raise InputError("--enrolled and --targets go together.")
+    if population is not None and size is not None:
+        raise InputError("--population-size goes with --targets: a population table has its own.")
+
+
+def _options(
+    missing: MissingName, lump_below: float | None, l2: float, scheduler: str | None,
+    stack: ExitStack,
+) -> Any:  # fmt: skip
+    from fedipw.data.cluster import connected
+    from fedipw.data.design import Missing
+    from fedipw.propensity import TableSettings
+
+    client = None if scheduler is None else stack.enter_context(connected(scheduler))
+    return TableSettings(missing=Missing(missing), lump_below=lump_below, l2=l2, client=client)
+
+
+def _plan(
+    scheme: str,
+    formulas: tuple[str, str, bool],
+    options: Any,
+    fit: tuple[FitName, int | None, int, float, float],
+    trim: float | None,
+    models: Path | None,
+) -> LogPlan:
+    from fedipw.propensity import Formulas, LogSettings, LogWindow
+    from fedipw.weights.logrun import LogPlan
+    from fedipw.weights.registry import method_named
+
+    window, last, every, day, l2 = fit
+    return LogPlan(
+        method=method_named(scheme),
+        formulas=Formulas(
+            reply=formulas[0],
+            availability=formulas[1],
+            history=formulas[2],
+            missing=options.missing,
+            lump_below=options.lump_below,
+        ),
+        settings=LogSettings(
+            window=LogWindow(window), last=last, refit_every=every, day_length=day, l2=l2
+        ),
+        trim=trim,
+        models=None if models is None else _participation_models(models),
+    )
+
+
+def _participation_models(directory: Path) -> dict[str, StageModel]:
+    from fedipw.propensity.stage import ENROLLMENT, STAGES, StageModel
+
+    names = [name for name in STAGES if name != ENROLLMENT]
+    found = {n: directory / f"{n}.json" for n in names if (directory / f"{n}.json").exists()}
+    if not found:
+        raise InputError(f"{directory} holds no saved participation model.")
+    return {name: StageModel.load(path, name) for name, path in found.items()}
+
+
+def _people(
+    population: Path | None,
+    enrolled: Path | None,
+    targets: Path | None,
+    size: float | None,
+    formula: str,
+    options: Any,
+    models: Path | None,
+    stack: ExitStack,
+) -> KnownPopulation | KnownTotals:
+    from fedipw.data.tablefile import TableFile
+    from fedipw.data.targets import Targets
+    from fedipw.propensity.stage import ENROLLMENT, StageModel
+    from fedipw.weights.people import KnownPopulation, KnownTotals
+
+    del stack
+    if population is None:
+        assert enrolled is not None
+        assert targets is not None
+        return KnownTotals.of(TableFile(enrolled), Targets.read(targets), size)
+    model = None if models is None else StageModel.load(models / f"{ENROLLMENT}.json", ENROLLMENT)
+    with bar("population rows") as step:
+        return KnownPopulation.of(
+            TableFile(population), formula, settings=options, model=model, progress=step
+        )
+
+
+@contextmanager
+def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that takes tables; they become one file at the end, or none."""
+    import tempfile
+
+    import polars as pl
+
+    from fedipw.data.tables import written_from
+
+    with tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent) as directory:
+        made: list[Path] = []
+
+        def write(table: pl.DataFrame) -> None:
+            made.append(Path(directory) / f"{len(made):06d}.parquet")
+            table.write_parquet(made[-1])
+
+        yield write
+        if not made:
+            raise InputError("No round has a reply that can be weighed: there is nothing to write.")
+        written_from(pl.scan_parquet(made, glob=False), out)
+
+
+def _reach(people: Any, record: LogRecord, threshold: float) -> Overlap | None:
+    from fedipw.weights.people import KnownPopulation
+
+    if not isinstance(people, KnownPopulation) or record.enrollment is None:
+        return None
+    return people.overlap(record.enrollment, threshold)
+
+
+def _require(strict: float, record: LogRecord, reach: Overlap | None) -> None:
+    if reach is not None and reach.smallest[0] < strict:
+        raise PositivityError("enrollment probability of the population", reach.smallest[0], strict)
+    if record.smallest_participation < strict:
+        raise PositivityError(
+            "participation probability of a reply", record.smallest_participation, strict
+        )
+
+
+def _check_models(directory: Path | None) -> None:
+    if directory is not None and directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is no directory.")
+
+
+def _save(directory: Path, record: LogRecord) -> None:
+    from fedipw.propensity.stage import ENROLLMENT
+
+    directory.mkdir(parents=True, exist_ok=True)
+    found = dict(record.participation)
+    if record.enrollment is not None:
+        found[ENROLLMENT] = record.enrollment
+    for name, model in found.items():
+        model.save(directory / f"{name}.json")
+
+
+def _report(
+    record: LogRecord, reach: Overlap | None, method: str, out: Path, *, as_json: bool
+) -> None:
+    summary = {"out": str(out), "method": method, **record.to_json()}
+    summary["overlap"] = None if reach is None else reach.to_json()
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    table = Table("participation from", "rounds")
+    for source, count in record.sources.items():
+        table.add_row(source, str(count))
+    _out.print(table)
+    _say(
+        f"{record.weighed} replies of {record.rounds} rounds weighed by {method}; weights of a "
+        f"round sum to {_shown(summary['mean_weight_sum'])} and count as "
+        f"{_shown(summary['mean_effective_replies'])} replies on average."
+    )
+    _say(
+        f"Smallest participation probability {_shown(summary['smallest_participation_prob'])}; "
+        f"{record.refits} participation fits, {record.passes} passes over their rounds."
+    )
+    for line in () if reach is None else reach.lines():
+        _say(line)
+    if record.left_out:
+        _say(f"{record.left_out} replies have a missing value or an unknown level: no weight.")
+    for index, why in list(record.skipped.items())[:5]:
+        _say(f"Round {index} skipped: {why}.")
+    if len(record.skipped) > 5:
+        _say(f"... and {len(record.skipped) - 5} more rounds skipped.")
+    for note, count in record.notes.items():
+        _say(f"{count} rounds: {note}.")
+    if record.negative:
+        _say(f"{record.negative} weights are negative.")
+    if record.trimmed:
+        _say(f"{record.trimmed} weights were cut.")
+    _say(f"Wrote {out}")
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
+
+
+def _say(text: str) -> None:
+    _out.print(text, soft_wrap=True, highlight=False, markup=False)

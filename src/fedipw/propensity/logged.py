@@ -1,0 +1,396 @@
+"""Participation probabilities of rounds that come as tables, one row per enrolled client.
+
+Rounds are coded once and kept as blocks, in memory or in a scratch file, so that a fit is a few
+passes over them whatever the number of clients, and a refit starts where the last one ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+import polars as pl
+
+from fedipw.data.design import Missing
+from fedipw.data.ledger import AVAILABLE, INVITE_PROB, REPLIED
+from fedipw.data.partitions import Block, Blocks, Frame, sum_over
+from fedipw.errors import InputError, NotConvergedError, SeparationError
+from fedipw.numerics.checks import some
+from fedipw.propensity.fit import LogisticFit, block_sums, logistic_fit
+from fedipw.propensity.history import (
+    AVAILABILITY_COLUMNS,
+    CLOCK_COLUMNS,
+    REPLY_COLUMNS,
+    ReplyHistory,
+)
+from fedipw.propensity.participation import Source
+from fedipw.propensity.stage import StageModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from fedipw.data.members import Members
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.propensity.steps import Step
+
+_BLOCK_CELLS = 2**21  # 16 MiB of columns
+
+
+class LogWindow(Enum):
+    """Which rounds of a log the probabilities of round r are fitted on."""
+
+    PAST = "past"  # rounds before r
+    POOLED = "pooled"  # all rounds, r and later ones among them
+    SAME_ROUND = "same-round"  # round r alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """How participation is fitted on a log.
+
+    Attributes
+    ----------
+    window
+        Which rounds a fit sees.
+    last
+        Of past rounds, only this many (a rolling window); all by default.
+    refit_every
+        Rounds between fits on past rounds. The first ``refit_every`` rounds are refitted one by
+        one, while there is little to learn from.
+    per_coefficient
+        A constant rate is used until both kinds of rows exceed this times the coefficients.
+    l2
+        Ridge penalty (P4).
+    day_length
+        Rounds in a day, for the clock columns.
+    """
+
+    window: LogWindow = LogWindow.PAST
+    last: int | None = None
+    refit_every: int = 10
+    per_coefficient: float = 10.0
+    l2: float = 0.0
+    day_length: float = 24.0
+
+    def __post_init__(self) -> None:
+        if self.refit_every < 1:
+            raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
+        if self.last is not None and (self.last < 1 or self.window is not LogWindow.PAST):
+            raise InputError("A rolling window is 1 or more of the past rounds.")
+
+    def due(self, past: int) -> bool:
+        """Return whether a round with this many before it asks for a new fit."""
+        return past <= self.refit_every or past % self.refit_every == 0
+
+
+class StepProb(NamedTuple):
+    """Probabilities of one step for the rows asked for, and where they come from."""
+
+    prob: FloatArray  # (m,)
+    known: BoolArray  # (m,) false where a row was left out for want of values
+    source: Source
+
+
+@dataclass(slots=True, eq=False)
+class StepLog:
+    """Coded rounds of one step and its fits."""
+
+    step: Step
+    settings: LogSettings
+    blocks: Blocks
+    frame: Frame | None = None
+    edges: list[int] = field(default_factory=lambda: [0])  # of rounds in the blocks
+    counts: list[tuple[int, int]] = field(default_factory=list)  # rows and passes per round
+    left_out: int = 0
+    fit: LogisticFit | None = None
+    fitted_on: int = 0  # rounds behind the fit
+    fits: int = 0
+    passes: int = 0
+
+    def code(self, frame: pl.DataFrame, where: str) -> tuple[FloatArray, BoolArray | None]:
+        """Return the columns of some rows, (q, m), and which rows had all their values."""
+        coded = self.step.design.rows(frame, where)
+        return coded.columns, coded.kept
+
+    def append(self, frame: pl.DataFrame, where: str) -> None:
+        """Take a closed round."""
+        among = self.step.rows(frame)
+        rows = frame if among is None else frame.filter(pl.Series(among))
+        columns, kept = self.code(rows, where)
+        labels = rows[self.step.label].to_numpy().astype(np.int8)
+        if kept is not None:
+            self.left_out += int((~kept).sum())
+            labels = labels[kept]
+        if self.frame is None and columns.shape[1]:
+            self.frame = Frame.of(columns)
+        if self.frame is not None:
+            columns = self.frame.standard(columns)
+        size = max(1, _BLOCK_CELLS // max(1, len(columns)))
+        for first in range(0, columns.shape[1], size):
+            part = np.ascontiguousarray(columns[:, first : first + size])
+            self.blocks.append(Block(part, labels[first : first + size], np.empty(0)))
+        self.edges.append(len(self.blocks))
+        self.counts.append((len(labels), int(labels.sum())))
+
+    def rate(self, first: int, last: int) -> float | None:
+        """Return the share that passed in rounds first up to last, none without such rows."""
+        rows, passed = self._totals(first, last)
+        return passed / rows if passed > 0 else None
+
+    def _totals(self, first: int, last: int) -> tuple[int, int]:
+        chosen = self.counts[first:last]
+        return sum(n for n, _ in chosen), sum(s for _, s in chosen)
+
+    def enough(self, first: int, last: int) -> bool:
+        """Return whether both kinds of rows are many enough for a model."""
+        rows, passed = self._totals(first, last)
+        needed = self.settings.per_coefficient * (len(self.step.design.terms) + 1)
+        return min(passed, rows - passed) > needed
+
+    def refit(self, first: int, last: int) -> LogisticFit:
+        """Fit on rounds first up to last, from the last fit on."""
+        rounds = self.blocks.part(self.edges[first], self.edges[last])
+        assert self.frame is not None
+        start = None
+        if self.fit is not None and self.fit.converged:
+            start = self._start(first, last)
+        found = logistic_fit(
+            rounds, self.step.design.names, frame=self.frame, l2=self.settings.l2, start=start
+        )
+        self.fits, self.passes = self.fits + 1, self.passes + found.passes
+        self.fit, self.fitted_on = found.checked(), last
+        return self.fit
+
+    def _start(self, first: int, last: int) -> FloatArray:
+        """Return the last fit moved one Newton step by the newest rounds alone.
+
+        At the last fit the older rounds' gradient is zero and their Hessian is known, so this step
+        costs no pass over them, and the fit that follows is a pass or two.
+        """
+        fit = self.fit
+        assert fit is not None
+        assert self.frame is not None
+        point = np.append(fit.coefficients, fit.intercept)
+        new = self.blocks.part(self.edges[self.fitted_on], self.edges[last])
+        if first > 0 or not len(new) or self.settings.window is not LogWindow.PAST:
+            return point
+        kept = np.append(~np.isin(fit.names, fit.dropped), True)
+        into = self.frame.matrix()  # of original coefficients into those of the frame
+        beta = into @ point
+        at = sum_over(new, partial(block_sums, beta=beta))[0]
+        within = (into @ fit.covariance @ into.T)[np.ix_(kept, kept)]
+        hessian = np.linalg.pinv(within, hermitian=True) + at.hessian[np.ix_(kept, kept)]
+        step = np.zeros(len(beta))
+        step[kept] = np.linalg.lstsq(hessian, at.gradient[kept])[0]
+        moved: FloatArray = np.linalg.solve(into, beta - step)
+        return moved
+
+    def model(self) -> StageModel:
+        """Return the last fit with its design."""
+        if self.fit is None:
+            raise InputError(f"The step {self.step.name!r} has no fit.")
+        return StageModel(
+            stage=self.step.name, design=self.step.design, fit=self.fit, left_out=self.left_out
+        )
+
+
+@final
+class LoggedParticipation:
+    """P(replied | enrolled) of rounds that open and close as tables.
+
+    Parameters
+    ----------
+    members
+        The enrolled clients and what is known of them.
+    steps
+        What to fit (:func:`fedipw.propensity.steps.participation_steps`).
+    settings
+        How to fit it.
+    models
+        Fitted steps by name to use as they are instead, such as saved ones.
+    scratch
+        Directory for coded rounds beyond 256 MiB.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        steps: Sequence[Step],
+        settings: LogSettings | None = None,
+        *,
+        models: Mapping[str, StageModel] | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.members, self.settings = members, settings or LogSettings()
+        self.models = dict(models or {})
+        lacking = [s.name for s in steps if models is not None and s.name not in self.models]
+        if lacking:
+            raise InputError(f"There is no saved model of {some(lacking)}.")
+        self.logs = tuple(StepLog(step, self.settings, Blocks(directory=scratch)) for step in steps)
+        self._replies = ReplyHistory.of(members.size)
+        self._available = ReplyHistory.of(members.size)
+        self._open: tuple[pl.DataFrame, IntArray] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Number of closed rounds."""
+        return self._replies.rounds
+
+    def open(self, table: pl.DataFrame, rows: IntArray) -> None:
+        """Take a round's rows, of the members in ``rows``, with availability and invitations."""
+        present = np.zeros(self.members.size, dtype=np.bool_)
+        present[rows] = True
+        self._replies = self._replies.joined(present)
+        self._available = self._available.joined(present)
+        self._open = self._with_history(table, rows), rows
+
+    def prob(self, replied: BoolArray) -> tuple[FloatArray, BoolArray, Source]:
+        """Return (P5) of those who replied, which of them it is known for, and its source.
+
+        ``replied`` (n,) is over the round's rows; who replied is used only by the same-round fit
+        and by a first round without any past.
+        """
+        frame, _ = self._opened()
+        who = frame.filter(pl.Series(replied))
+        if not who.height:
+            raise InputError(f"Nobody replied in round {self.rounds + 1}: skip it and record it.")
+        prob, known, source = np.ones(who.height), np.ones(who.height, dtype=np.bool_), Source.MODEL
+        for log in self.logs:
+            part = self._step_prob(log, frame, who, replied)
+            prob, known = prob * part.prob, known & part.known
+            source = part.source if part.source is not Source.MODEL else source
+        if INVITE_PROB in frame.columns:
+            prob = prob * who[INVITE_PROB].cast(pl.Float64).to_numpy()
+        return prob, known, source
+
+    def close(self, replied: BoolArray) -> None:
+        """Take the replies of the open round, (n,)."""
+        frame, rows = self._opened()
+        closed = frame.with_columns(pl.Series(REPLIED, replied))
+        if not self.models:
+            for log in self.logs:
+                log.append(closed, f"round {self.rounds + 1}")
+        present = np.zeros(self.members.size, dtype=np.bool_)
+        present[rows] = True
+        self._replies = self._replies.after(_spread(replied, rows, self.members.size), present)
+        if AVAILABLE in frame.columns:
+            there = _spread(frame[AVAILABLE].to_numpy(), rows, self.members.size)
+            self._available = self._available.after(there, present)
+        self._open = None
+
+    def pooled(self) -> dict[str, StageModel]:
+        """Return the steps fitted on all closed rounds."""
+        for log in self.logs:
+            if log.fit is None or log.fitted_on < self.rounds:
+                log.refit(0, self.rounds)
+        return {log.step.name: log.model() for log in self.logs}
+
+    def _opened(self) -> tuple[pl.DataFrame, IntArray]:
+        if self._open is None:
+            raise InputError("No round is open: call open(table, rows) first.")
+        return self._open
+
+    def _with_history(self, table: pl.DataFrame, rows: IntArray) -> pl.DataFrame:
+        """Return a round's rows with what is known of the clients, and their history."""
+        known = self.members.frame.select(self.members.covariates)[rows]
+        past = self._replies.matrix(day_length=self.settings.day_length)[rows]
+        made = dict(zip((*REPLY_COLUMNS, *CLOCK_COLUMNS), past.T, strict=True))
+        if AVAILABLE in table.columns:
+            there = self._available.matrix(day_length=self.settings.day_length)[rows]
+            made |= dict(zip(AVAILABILITY_COLUMNS, there.T, strict=False))
+        wanted = {name for log in self.logs for name in log.step.design.columns}
+        wanted -= {*table.columns, *known.columns}
+        more = [pl.Series(name, values) for name, values in made.items() if name in wanted]
+        return table.hstack(known.get_columns()).hstack(more)
+
+    def _step_prob(
+        self, log: StepLog, frame: pl.DataFrame, who: pl.DataFrame, replied: BoolArray
+    ) -> StepProb:
+        where = f"round {self.rounds + 1}"
+        columns, kept = log.code(who, where)
+        known = np.ones(who.height, dtype=np.bool_) if kept is None else kept
+        source = Source.MODEL
+        if self.models:
+            fit: LogisticFit | float = self.models[log.step.name].fit
+        elif self.settings.window is LogWindow.SAME_ROUND:
+            fit, source = self._same_round(log, frame.with_columns(pl.Series(REPLIED, replied)))
+        else:
+            fit, source = self._past(log, frame, replied)
+        prob = np.full(who.height, np.nan)
+        if isinstance(fit, float):
+            prob[known] = fit
+        else:
+            fresh = _unseen(fit, log, columns, where)
+            prob[known] = np.where(fresh, np.nan, fit.prob(columns))
+            known = ~np.isnan(prob)
+        return StepProb(prob, known, source)
+
+    def _past(
+        self, log: StepLog, frame: pl.DataFrame, replied: BoolArray
+    ) -> tuple[LogisticFit | float, Source]:
+        last = self.rounds
+        first = 0 if self.settings.last is None else max(0, last - self.settings.last)
+        rate = log.rate(first, last)
+        if rate is None:  # no past to learn from
+            return self._round_rate(log, frame, replied), Source.ROUND_RATE
+        if not log.enough(first, last):
+            return rate, Source.PAST_RATE
+        if log.fit is not None and not self.settings.due(last):
+            return log.fit, Source.MODEL
+        try:
+            return log.refit(first, last), Source.MODEL
+        except SeparationError:
+            log.fit = None
+            return rate, Source.SEPARATED_RATE
+        except NotConvergedError:
+            log.fit = None
+            return rate, Source.UNCONVERGED_RATE
+
+    def _same_round(self, log: StepLog, closed: pl.DataFrame) -> tuple[LogisticFit | float, Source]:
+        own = StepLog(log.step, self.settings, Blocks())
+        own.append(closed, f"round {self.rounds + 1}")
+        rate = own.rate(0, 1)
+        assert rate is not None
+        if not own.enough(0, 1):
+            return rate, Source.ROUND_RATE
+        try:
+            return own.refit(0, 1), Source.MODEL
+        except SeparationError:
+            return rate, Source.SEPARATED_RATE
+        except NotConvergedError:
+            return rate, Source.UNCONVERGED_RATE
+
+    def _round_rate(self, log: StepLog, frame: pl.DataFrame, replied: BoolArray) -> float:
+        among = log.step.rows(frame)
+        passed = replied if log.step.label == REPLIED else frame[log.step.label].to_numpy()
+        return float(passed.mean() if among is None else passed[among].mean())
+
+
+def _spread(flags: BoolArray, rows: IntArray, size: int) -> BoolArray:
+    out = np.zeros(size, dtype=np.bool_)
+    out[rows] = flags
+    return out
+
+
+def _unseen(fit: LogisticFit, log: StepLog, columns: FloatArray, where: str) -> BoolArray:
+    """Return rows with a level that no row of the fit had, (m,): the fit says nothing about it.
+
+    They are left out under the policy drop, and an error otherwise.
+    """
+    fresh = np.zeros(columns.shape[1], dtype=np.bool_)
+    for j, term in enumerate(log.step.design.terms):
+        if term.name not in fit.constant or term.level is None:
+            continue
+        here = columns[j] != 0.0
+        if here.any() and log.step.design.missing is not Missing.DROP:
+            raise InputError(
+                f"{where}: {term.name} occurs in {int(here.sum())} replies and in no row of the "
+                "rounds fitted on, so nothing is known of it. Leave such rows out (missing: drop), "
+                "merge rare levels, leave the column out, or use the pooled fit."
+            )
+        fresh |= here
+    return fresh

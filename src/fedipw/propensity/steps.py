@@ -1,0 +1,149 @@
+r"""The steps of participation in a log: which rows are fitted on what, and what is known by design.
+
+Participation is one step, or up to three: *available*, *invited* (a probability the server knows
+and uses as it is), *replied*. Their product is the participation probability:
+
+.. math:: \pi^{part}_{ir} = P(\text{available}) \cdot
+   P(\text{invited} \mid \text{available}) \cdot P(\text{replied} \mid \text{invited}).
+   \qquad (P5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from fedipw.data.design import Design, Missing, bound_design
+from fedipw.data.ledger import AVAILABLE, INVITE_PROB, INVITED, REPLIED, Ledger
+from fedipw.data.members import Members
+from fedipw.data.population import ID
+from fedipw.errors import InputError
+from fedipw.numerics.checks import some
+from fedipw.propensity.history import AVAILABILITY_COLUMNS, CLOCK_COLUMNS, REPLY_COLUMNS
+from fedipw.propensity.stage import AVAILABILITY, PARTICIPATION, REPLY
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import BoolArray
+    from fedipw.propensity.stage import StageModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fitted step: rows of a round that could pass it, and those that did."""
+
+    name: str
+    design: Design
+    label: str
+    among: str | None  # the flag of rows that could pass; all rows if none
+
+    def rows(self, frame: pl.DataFrame) -> BoolArray | None:
+        """Return which rows of a round could pass, (n,); all if None."""
+        return None if self.among is None else frame[self.among].to_numpy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formulas:
+    """What the steps of participation depend on.
+
+    ``reply`` is the formula of the last step, or of the only one; ``availability`` that of the
+    first of three. ``.`` is every covariate a step may use: of ledger and table for a reply, of the
+    table alone for availability, since what the ledger holds of a client that is offline is not
+    observed. Names of history columns may be used in both; ``history`` adds them all.
+    """
+
+    reply: str = "."
+    availability: str = "."
+    history: bool = False
+    missing: Missing = Missing.ERROR
+    lump_below: float | None = None
+
+
+def participation_steps(
+    ledger: Ledger,
+    members: Members,
+    formulas: Formulas,
+    models: Mapping[str, StageModel] | None = None,
+) -> tuple[Step, ...]:
+    """Return the steps a ledger's columns tell apart, with their designs.
+
+    Levels of categories are those of all rounds; who replied is not looked at. With fitted
+    ``models`` by name the designs are theirs.
+    """
+    both = [n for n in ledger.covariates if n in members.covariates]
+    if both:
+        raise InputError(
+            f"{some(map(repr, both))} stands in the ledger and in the table of clients: rename or "
+            "drop one, so that a formula means one of them."
+        )
+    binding = None if models is not None else _Binding.of(ledger, members, formulas)
+    steps = []
+    if AVAILABLE in ledger.schema:
+        design = _saved(models, AVAILABILITY) if binding is None else binding.availability()
+        steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=None))
+    among: str | None = INVITED if INVITE_PROB in ledger.schema else AVAILABLE
+    if among not in ledger.schema:
+        among = None
+    name = PARTICIPATION if among is None else REPLY
+    design = _saved(models, name) if binding is None else binding.reply(among)
+    return (*steps, Step(name=name, design=design, label=REPLIED, among=among))
+
+
+def _saved(models: Mapping[str, StageModel] | None, name: str) -> Design:
+    if not models or name not in models:
+        raise InputError(f"There is no saved model of {name}; there is {some(models or {})}.")
+    return models[name].design
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """All rounds with what is known of their clients, to which designs are bound."""
+
+    query: pl.LazyFrame
+    ledger: Ledger
+    members: Members
+    formulas: Formulas
+
+    @classmethod
+    def of(cls, ledger: Ledger, members: Members, formulas: Formulas) -> _Binding:
+        known = members.frame.lazy().select(ID, *members.covariates)
+        ids = pl.col(ID).cast(members.frame.schema[ID])
+        query = ledger.scan().with_columns(ids).join(known, on=ID, how="left")
+        return cls(query, ledger, members, formulas)
+
+    def availability(self) -> Design:
+        """Return the design of availability: nothing of the ledger but history is known then."""
+        past = (*AVAILABILITY_COLUMNS, *REPLY_COLUMNS, *CLOCK_COLUMNS)
+        return self._design(self.query, self.formulas.availability, self.members.covariates, past)
+
+    def reply(self, among: str | None) -> Design:
+        """Return the design of a reply, bound to the rows that could reply."""
+        query = self.query if among is None else self.query.filter(pl.col(among))
+        known = (*self.members.covariates, *self.ledger.covariates)
+        return self._design(query, self.formulas.reply, known, (*REPLY_COLUMNS, *CLOCK_COLUMNS))
+
+    def _design(
+        self, query: pl.LazyFrame, formula: str, known: Sequence[str], past: Sequence[str]
+    ) -> Design:
+        """Return a design in which ``.`` is what is known; history is named or asked for."""
+        own = {*self.members.covariates, *self.ledger.covariates}
+        past = [name for name in past if name not in own]
+        if self.formulas.history:
+            formula = " + ".join([*([] if formula == "." and not known else [formula]), *past])
+        if not known and formula.strip() == ".":
+            raise InputError(
+                "There is no covariate to explain participation with: ledger and table have none. "
+                "Use history (last_reply, reply_rate, ...), or add covariates."
+            )
+        return bound_design(
+            formula,
+            query.with_columns(pl.lit(0.5).alias(name) for name in past),
+            known,
+            more=past,
+            missing=self.formulas.missing,
+            lump_below=self.formulas.lump_below,
+            where=str(self.ledger.directory),
+            checked=False,
+        )
