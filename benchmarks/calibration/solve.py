@@ -5,7 +5,6 @@ of a directory; writes weights of mean 1 to weights.npy and seconds and memory t
 
     python solve.py SOLVER KIND DIRECTORY
 """
-# ruff: noqa: PLC0415
 
 import contextlib
 import json

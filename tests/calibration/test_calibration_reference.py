@@ -15,9 +15,9 @@ import polars as pl
 import pytest
 
 from fedipw.calibration import (
+    BalanceDesign,
     Box,
     Calibration,
-    Design,
     Distance,
     Entropy,
     Linear,
@@ -243,7 +243,7 @@ def test_raking_on_margins_equals_iterative_proportional_fitting(dense: bool) ->
     )
     margins = Margins(codes, (("E", "H", "M"), ("No", "Yes")))
     matrix = np.array([margins.row(i) for i in range(margins.rows)])
-    balance: FloatArray | Design = matrix if dense else margins
+    balance: FloatArray | BalanceDesign = matrix if dense else margins
     target = np.array([4421, 755, 1018, 1072, 5122]) / N
     base = MARGINS["pw"].to_numpy()
     result = calibrated(balance, target, distance=Entropy(), base=base, population_size=N)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import NotConvergedError
-from fedipw.numerics.newton import Status, Sums, newton_minimum
+from fedipw.numerics.newton import NewtonStatus, Sums, newton_minimum
 from fedipw.numerics.types import FloatArray
 
 
@@ -44,7 +44,7 @@ def test_a_quadratic_takes_one_step(seed: int, q: int) -> None:
 def test_an_unbounded_linear_objective_is_singular() -> None:
     slope = np.array([1.0, -2.0])
     result = newton_minimum(lambda x: Sums(float(slope @ x), slope, np.zeros((2, 2))), np.zeros(2))
-    assert result.status is Status.SINGULAR
+    assert result.status is NewtonStatus.SINGULAR
     assert not result.converged
     np.testing.assert_array_equal(result.point, 0.0)
     assert result.gradient_norm == pytest.approx(np.sqrt(5.0), rel=1e-15)
@@ -56,15 +56,15 @@ def test_unbounded_along_one_direction_only_is_singular() -> None:
     def objective(x: FloatArray) -> Sums:
         return Sums(float(0.5 * x[0] ** 2 + x[1]), np.array([x[0], 1.0]), H)
 
-    assert newton_minimum(objective, np.ones(2)).status is Status.SINGULAR
+    assert newton_minimum(objective, np.ones(2)).status is NewtonStatus.SINGULAR
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_derivative_that_is_not_a_number_is_singular(bad: float) -> None:
     result = newton_minimum(lambda _: Sums(0.0, np.ones(1), np.array([[bad]])), np.zeros(1))
-    assert result.status is Status.SINGULAR
+    assert result.status is NewtonStatus.SINGULAR
     result = newton_minimum(lambda _: Sums(0.0, np.array([bad]), np.eye(1)), np.zeros(1))
-    assert result.status is Status.SINGULAR
+    assert result.status is NewtonStatus.SINGULAR
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
@@ -73,7 +73,7 @@ def test_the_iteration_limit_is_reported_as_such(limit: int) -> None:
         return Sums(float(x[0] ** 4), 4.0 * x**3, np.array([[12.0 * x[0] ** 2]]))
 
     result = newton_minimum(quartic, np.ones(1), gradient_tol=1e-12, max_iterations=limit)
-    assert result.status is Status.MAX_ITERATIONS
+    assert result.status is NewtonStatus.MAX_ITERATIONS
     assert result.iterations == limit
     np.testing.assert_allclose(result.point, (2.0 / 3.0) ** limit, rtol=1e-14)
     assert result.gradient_norm == pytest.approx(4.0 * (2.0 / 3.0) ** (3 * limit), rel=1e-13)
@@ -84,7 +84,7 @@ def test_a_direction_that_never_lowers_the_value_is_stalled() -> None:
         return Sums(float(x @ x), -2.0 * x, 2.0 * np.eye(1))
 
     result = newton_minimum(contradictory, np.ones(1))
-    assert result.status is Status.STALLED
+    assert result.status is NewtonStatus.STALLED
     assert not result.converged
     np.testing.assert_array_equal(result.point, 1.0)
 

@@ -1,6 +1,6 @@
 """From a few population totals to weights: calibration of the enrolled clients."""
 
-from fedipw.calibration.design import Dense, Design, Margins
+from fedipw.calibration.design import BalanceDesign, Dense, Margins
 from fedipw.calibration.distances import (
     Distance,
     Entropy,
@@ -11,21 +11,23 @@ from fedipw.calibration.distances import (
 )
 from fedipw.calibration.dual import Status
 from fedipw.calibration.noise import trusted_target
+from fedipw.calibration.partitioned import Partitioned
 from fedipw.calibration.result import Box, Calibration, Ridge, Slack
 from fedipw.calibration.solve import calibrated
 from fedipw.calibration.units import balancing, calibrated_table
 
 __all__ = [
+    "BalanceDesign",
     "Box",
     "Calibration",
     "Dense",
-    "Design",
     "Distance",
     "Entropy",
     "InverseLogit",
     "Linear",
     "Logit",
     "Margins",
+    "Partitioned",
     "Quadratic",
     "Ridge",
     "Slack",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class DualSums(NamedTuple):
     hessian: FloatArray | None  # (q + 1, q + 1)
 
 
-class Design(Protocol):
+class BalanceDesign(Protocol):
     """Rows of balance columns b_i, whatever holds them."""
 
     @property
@@ -65,7 +65,7 @@ class Design(Protocol):
         """Columns known to follow from those before them, (q,)."""
         ...
 
-    def take(self, rows: slice | IntArray) -> Self:
+    def take(self, rows: slice | IntArray) -> BalanceDesign:
         """Return some of the rows, copied."""
         ...
 
@@ -91,7 +91,7 @@ class Design(Protocol):
         ...
 
 
-def gram(design: Design, base: FloatArray, frame: Frame) -> FloatArray:
+def gram(design: BalanceDesign, base: FloatArray, frame: Frame) -> FloatArray:
     """Return the base-weighted second moments of the standardised columns, constant last."""
     family = (CLIPPED, -np.inf, np.inf)  # F' = 1
     point, room = np.zeros(len(frame.centre) + 1), np.empty(design.rows)
@@ -100,7 +100,7 @@ def gram(design: Design, base: FloatArray, frame: Frame) -> FloatArray:
     return square
 
 
-def scores(design: Design, direction: FloatArray, room: FloatArray) -> FloatArray:
+def scores(design: BalanceDesign, direction: FloatArray, room: FloatArray) -> FloatArray:
     """Return b_i'direction of every row in ``room``, (n,)."""
     raw = Frame(np.zeros(len(direction)), np.ones(len(direction)))
     family = (CLIPPED, -np.inf, np.inf)  # F = 1 + u
@@ -122,7 +122,7 @@ class Dense:
                 f"Balance columns have shape {self.matrix.shape}, expected (rows, "
                 f"{len(self.names)})."
             )
-        _check_names(self.names)
+        check_names(self.names)
 
     @property
     def rows(self) -> int:
@@ -187,7 +187,7 @@ class Margins:
             )
         if not np.issubdtype(self.codes.dtype, np.integer):
             raise InputError(f"Codes must be whole numbers, not {self.codes.dtype}.")
-        _check_names(self.names)
+        check_names(self.names)
         sizes = np.array([len(names) for names in self.levels])
         if self.codes.size and (self.codes.min() < 0 or (self.codes.max(axis=0) >= sizes).any()):
             raise InputError(
@@ -270,9 +270,9 @@ class Margins:
         return out
 
 
-def design_of(balance: FloatArray | Design, names: Sequence[str] | None) -> Design:
+def design_of(balance: FloatArray | BalanceDesign, names: Sequence[str] | None) -> BalanceDesign:
     """Return a design from a matrix and its columns' names."""
-    if isinstance(balance, Dense | Margins):
+    if not isinstance(balance, np.ndarray) and hasattr(balance, "moments"):
         if names is not None:
             raise InputError("A design names its own columns: leave out names.")
         return balance
@@ -285,7 +285,8 @@ def design_of(balance: FloatArray | Design, names: Sequence[str] | None) -> Desi
     return Dense(matrix, tuple(names))
 
 
-def _check_names(names: tuple[str, ...]) -> None:
+def check_names(names: tuple[str, ...]) -> None:
+    """Raise if a column's name stands twice."""
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise InputError(f"Balance columns must be named once each; {some(twice)} is not.")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.linalg import eigh
 
-from fedipw.calibration.design import Design, DualSums, Frame
+from fedipw.calibration.design import BalanceDesign, DualSums, Frame
 from fedipw.numerics.dual import CLIPPED, l1_quadratic_step
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Status(Enum):
 class DualProblem:
     """All that (C1) needs."""
 
-    design: Design
+    design: BalanceDesign
     base: FloatArray  # p, (n,) summing to 1, or (1,) with 1/n where all are alike
     target: FloatArray  # mu, (q,)
     scale: FloatArray  # s, (q,)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import linprog
 
-from fedipw.calibration.design import Design, Frame, scores
+from fedipw.calibration.design import BalanceDesign, Frame, scores
 from fedipw.errors import NotConvergedError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MANY_ROWS = 50_000
 class Reach:
     """What weights can reach: rows, base shares, and the span of ratios for a total."""
 
-    design: Design
+    design: BalanceDesign
     base: FloatArray  # p, (n,) or (1,)
     target: FloatArray  # (q,)
     scale: FloatArray  # (q,)

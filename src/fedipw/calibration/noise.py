@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.calibration.design import Design, Frame, gram
+from fedipw.calibration.design import BalanceDesign, Frame, gram
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive
 
@@ -19,7 +19,7 @@ TYPICAL_SHIFT = 0.55
 
 
 def trusted_target(
-    design: Design,
+    design: BalanceDesign,
     base: FloatArray,
     target: FloatArray,
     se: ArrayLike,

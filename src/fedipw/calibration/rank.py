@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.calibration.design import Design, Frame, gram
+from fedipw.calibration.design import BalanceDesign, Frame, gram
 from fedipw.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Independence:
     dropped: dict[str, str]  # name and reason
 
 
-def independence(design: Design, target: FloatArray) -> Independence:
+def independence(design: BalanceDesign, target: FloatArray) -> Independence:
     """Return the columns to constrain; a dependent column whose target disagrees is an error.
 
     A column that depends on others over all rows does so over some of them, so a subsample that
@@ -53,7 +53,7 @@ def independence(design: Design, target: FloatArray) -> Independence:
     return Independence(kept=kept, dropped=dropped)
 
 
-def variation(design: Design, target: FloatArray) -> Independence:
+def variation(design: BalanceDesign, target: FloatArray) -> Independence:
     """Return all columns that vary: with a tolerance they need not be independent."""
     moments = design.moments
     return Independence(
@@ -61,7 +61,7 @@ def variation(design: Design, target: FloatArray) -> Independence:
     )
 
 
-def _dropped_constants(design: Design, target: FloatArray) -> dict[str, str]:
+def _dropped_constants(design: BalanceDesign, target: FloatArray) -> dict[str, str]:
     """Return columns that are constant; one whose target is another value is an error."""
     moments = design.moments
     dropped = {}
@@ -73,7 +73,7 @@ def _dropped_constants(design: Design, target: FloatArray) -> dict[str, str]:
     return dropped
 
 
-def subsample(design: Design, base: FloatArray) -> tuple[Design, FloatArray]:
+def subsample(design: BalanceDesign, base: FloatArray) -> tuple[BalanceDesign, FloatArray]:
     """Return about 20,000 rows spread over all, and their base shares."""
     rows = slice(None, None, design.rows // SUBSAMPLE)
     part = design.take(rows)
@@ -81,7 +81,7 @@ def subsample(design: Design, base: FloatArray) -> tuple[Design, FloatArray]:
 
 
 def _independent(
-    design: Design, scale: FloatArray, constant: BoolArray
+    design: BalanceDesign, scale: FloatArray, constant: BoolArray
 ) -> tuple[BoolArray, FloatArray]:
     """Return which columns are independent, (q,), and how the others follow, (q, q)."""
     frame = Frame(design.moments.mean, scale)
@@ -112,17 +112,17 @@ def _factor(square: FloatArray, constant: BoolArray) -> tuple[BoolArray, FloatAr
     return kept, relation
 
 
-def _named(design: Design, relation: FloatArray) -> str:
+def _named(design: BalanceDesign, relation: FloatArray) -> str:
     names = [design.names[k] for k in np.flatnonzero(np.abs(relation) > 1e-6)]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _span(design: Design, j: int, target: float) -> tuple[str, float, float, float]:
+def _span(design: BalanceDesign, j: int, target: float) -> tuple[str, float, float, float]:
     moments = design.moments
     return design.names[j], target, float(moments.least[j]), float(moments.largest[j])
 
 
-def _constant_error(design: Design, j: int, target: float) -> InfeasibleError:
+def _constant_error(design: BalanceDesign, j: int, target: float) -> InfeasibleError:
     value = float(design.moments.least[j])
     why = (
         f"All {design.rows} enrolled clients have {design.names[j]} = {value:.6g}, so no weights "
@@ -137,7 +137,7 @@ def _constant_error(design: Design, j: int, target: float) -> InfeasibleError:
 
 
 def _dependent_error(
-    design: Design, relation: FloatArray, j: int, target: FloatArray, follows: float
+    design: BalanceDesign, relation: FloatArray, j: int, target: FloatArray, follows: float
 ) -> InfeasibleError:
     others = np.flatnonzero(np.abs(relation) > 1e-6)
     why = (

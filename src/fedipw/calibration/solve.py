@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.calibration.design import Design, design_of
+from fedipw.calibration.design import BalanceDesign, design_of
 from fedipw.calibration.distances import Distance, Entropy, InverseLogit, Quadratic
 from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
 from fedipw.calibration.failure import ADVICE, VIOLATION, at_the_border, explain, infeasible
@@ -33,7 +33,7 @@ RARE = 0.05  # share of enrolled clients below which a level is named
 
 
 def calibrated(
-    balance: FloatArray | Design,
+    balance: FloatArray | BalanceDesign,
     target: ArrayLike,
     *,
     distance: Distance | InverseLogit | None = None,
@@ -116,7 +116,7 @@ def calibrated(
 class _Task:
     """Rows with a base weight, what they must average to, and the distance to stay near."""
 
-    design: Design
+    design: BalanceDesign
     target: FloatArray  # (q,)
     share: FloatArray  # of base weight, (n,) or (1,)
     distance: Distance
@@ -192,7 +192,7 @@ def _check_total(distance: Distance, size: float, total: float) -> None:
     )
 
 
-def _outside(design: Design, target: FloatArray, slack: Slack | None) -> BoolArray:
+def _outside(design: BalanceDesign, target: FloatArray, slack: Slack | None) -> BoolArray:
     """Return columns whose target lies outside what enrolled clients span, (q,)."""
     moments = design.moments
     if isinstance(slack, Ridge):
@@ -250,7 +250,7 @@ def _result(
     )
 
 
-def _rare(design: Design) -> dict[str, float]:
+def _rare(design: BalanceDesign) -> dict[str, float]:
     """Return indicators of few enrolled clients, with their share of the rows."""
     moments = design.moments
     share, n = moments.mean, design.rows
@@ -261,7 +261,7 @@ def _rare(design: Design) -> dict[str, float]:
 
 
 def _inverse_logit(
-    design: Design,
+    design: BalanceDesign,
     target: FloatArray,
     population_size: float | None,
     slack: Slack | None,
@@ -318,7 +318,7 @@ def _inverse_logit(
     )
 
 
-def _checked_target(design: Design, target: ArrayLike) -> FloatArray:
+def _checked_target(design: BalanceDesign, target: ArrayLike) -> FloatArray:
     try:
         wanted = np.array(target, dtype=np.float64)
     except (TypeError, ValueError):
@@ -350,7 +350,7 @@ def _checked_target(design: Design, target: ArrayLike) -> FloatArray:
     return wanted
 
 
-def _checked_base(design: Design, base: ArrayLike) -> FloatArray:
+def _checked_base(design: BalanceDesign, base: ArrayLike) -> FloatArray:
     given = np.asarray(base, dtype=np.float64)
     if given.shape != (design.rows,):
         raise InputError(f"Base weights have shape {given.shape}, expected ({design.rows},).")

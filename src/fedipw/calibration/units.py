@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from fedipw.calibration.design import Dense, Design, Margins
+from fedipw.calibration.design import BalanceDesign, Dense, Margins
 from fedipw.calibration.result import Calibration
 from fedipw.calibration.solve import calibrated
 from fedipw.data.population import ENROLLED, ID, Population
@@ -30,7 +30,7 @@ _REST = 1e-6  # of a category's share: what is left counts as nothing
 class Balancing:
     """Columns that targets are about, with what they must average to."""
 
-    design: Design
+    design: BalanceDesign
     target: FloatArray  # (q,)
     se: FloatArray | None  # (q,)
 

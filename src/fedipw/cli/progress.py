@@ -15,7 +15,8 @@ _err = Console(stderr=True)
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function of how many are done, and of how many."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_err, transient=True) as progress:
+    quiet = not _err.is_terminal
+    with Progress(*columns, console=_err, transient=True, disable=quiet) as progress:
         task = progress.add_task(what, total=None)
 
         def step(done: int, total: int) -> None:

@@ -53,6 +53,8 @@ class ClusterBlocks:
     def __init__(
         self, client: Any, load: Callable[[Slice], Block], slices: Sequence[Slice]
     ) -> None:
+        if not slices:
+            raise InputError("There are no rows.")
         self._client = client
         self._blocks = client.map(load, slices, pure=False, key="fedipw-load")
         counts = client.map(_rows, self._blocks, pure=False, key="fedipw-rows")

@@ -35,7 +35,7 @@ def require_unique_ids(table: TableFile) -> None:
     fedipw.errors.InputError: ...people.csv: unit_id must be unique; 1 value(s) stand more than...
     """
     table.require([ID])
-    buckets = -(-table.rows // _BUCKET_ROWS)
+    buckets = max(1, -(-table.rows // _BUCKET_ROWS))
     with tempfile.TemporaryDirectory(prefix="fedipw-ids-") as directory:
         files = [open(f"{directory}/{k}", "w+b") for k in range(buckets)]  # noqa: SIM115
         try:

@@ -98,12 +98,15 @@ class Members:
     def _like_ours(self, ids: pl.Series, where: str) -> pl.Series:
         """Return identifiers in the type of the table: numbers and their text are the same."""
         ours, theirs = self.frame.schema[ID], ids.dtype
-        if ours == theirs or (ours.is_integer() and theirs.is_integer()):
-            return ids.cast(ours)
+        if ours == theirs:
+            return ids
+        if ours.is_integer() and theirs.is_integer():
+            return ids.cast(ours, strict=False)  # a number too large is nobody's
         if ours == pl.String and theirs.is_integer():
             return ids.cast(pl.String)
         if ours.is_integer() and theirs == pl.String:
-            return ids.cast(ours, strict=False)  # what is no number is nobody's
+            numbers = ids.cast(ours, strict=False)  # what is no number is nobody's, nor is 007
+            return numbers.set(numbers.cast(pl.String) != ids, None)
         raise InputError(f"{where}: {ID} is {theirs}, in the table of clients it is {ours}.")
 
     def present(self, index: int, opened_at: date | datetime | None = None) -> BoolArray:
@@ -122,7 +125,13 @@ class Members:
                 moment = opened_at
             limit = pl.col(name)
             kept = limit <= moment if name == FROM else limit > moment
-            inside &= self.frame.select(kept.fill_null(True)).to_series().to_numpy()
+            try:
+                inside &= self.frame.select(kept.fill_null(True)).to_series().to_numpy()
+            except pl.exceptions.PolarsError as error:
+                raise InputError(
+                    f"{name!r} holds {self.frame.schema[name]}, which cannot be compared with "
+                    f"{moment!r} of round {index}: give both the same kind and time zone."
+                ) from error
         return inside
 
 

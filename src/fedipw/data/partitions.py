@@ -132,7 +132,7 @@ class Blocks:
     def of_arrays(
         cls, columns: FloatArray, labels: LabelArray, weights: FloatArray | None = None
     ) -> Blocks:
-        """Return blocks of rows (n, q) in memory, copied."""
+        """Return blocks of rows (n, q) in memory, copied only where columns are not contiguous."""
         made = cls(memory=2**63)
         for first in range(0, len(columns), BLOCK_ROWS):
             rows = slice(first, first + BLOCK_ROWS)
@@ -247,7 +247,10 @@ class _Scratch:
 
     def written(self, block: Block) -> _Stored:
         if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0, dir=self._directory)  # noqa: SIM115
+            try:
+                self._file = tempfile.TemporaryFile(buffering=0, dir=self._directory)  # noqa: SIM115
+            except OSError as error:
+                raise InputError(f"No scratch file can be made: {error}.") from error
         offset, (q, m) = self._end, block.columns.shape
         self._end += sum(array.nbytes for array in block[:3])
         self._end += -self._end % 8
@@ -301,7 +304,7 @@ class Frame:
     @classmethod
     def of(cls, columns: FloatArray, weights: FloatArray | None = None) -> Frame:
         """Return mean and standard deviation of columns (q, m); 1 where a column hardly varies."""
-        if columns.shape[1] == 0:
+        if columns.shape[1] == 0 or (weights is not None and not weights.any()):
             return cls(np.zeros(len(columns)), np.ones(len(columns)))
         share = np.full(columns.shape[1], 1.0) if weights is None else weights
         share = share / share.sum()

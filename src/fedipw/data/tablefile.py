@@ -123,8 +123,13 @@ class TableFile:
         if columns is not None:
             self.require(columns)
             query = query.select(columns)
+        done = 0
         with reading(self.path):
-            yield from query.collect_batches(chunk_size=rows, maintain_order=True, lazy=True)
+            for batch in query.collect_batches(chunk_size=rows, maintain_order=True, lazy=True):
+                done += batch.height
+                yield batch
+        if where is None and done != self.rows:  # batches may just end where a file is damaged
+            raise InputError(f"{self.path}: only {done} of {self.rows} rows are readable.")
 
     def collect(self, query: pl.LazyFrame) -> pl.DataFrame:
         """Return the result of a query on this table, computed in batches."""
@@ -144,7 +149,7 @@ class TableFile:
         """Return about this many rows, in a few runs spread over the table."""
         if self.rows <= rows:
             return self.collect(self.scan().select(columns))
-        each = rows // pieces
+        each = max(1, rows // pieces)
         starts = np.linspace(0, self.rows - each, pieces).astype(np.int64).tolist()
         runs = [self.scan().select(columns).slice(start, each) for start in starts]
         return pl.concat([self.collect(run) for run in runs])
@@ -161,7 +166,7 @@ def reading(path: Path) -> Iterator[None]:
     """Turn whatever goes wrong with a file into an error that names it."""
     try:
         yield
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(
             f"{path} is not a readable {path.suffix[1:] or 'parquet'} table ({reason}). Restore it."

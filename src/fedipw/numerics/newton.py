@@ -25,7 +25,7 @@ class Sums(NamedTuple):
     hessian: FloatArray
 
 
-class Status(Enum):
+class NewtonStatus(Enum):
     """How an iteration ended."""
 
     CONVERGED = "converged"
@@ -48,13 +48,13 @@ class NewtonResult:
     gradient_norm: float
     hessian: FloatArray
     iterations: int
-    status: Status
+    status: NewtonStatus
     tolerance: float
 
     @property
     def converged(self) -> bool:
         """Whether a tolerance was met."""
-        return self.status is Status.CONVERGED
+        return self.status is NewtonStatus.CONVERGED
 
     def checked(self) -> NewtonResult:
         """Return itself, or raise if it did not converge."""
@@ -98,26 +98,26 @@ def newton_minimum(
     """
     point = np.array(start, dtype=np.float64)
     at = objective(point)
-    status, iterations = Status.MAX_ITERATIONS, 0
+    status, iterations = NewtonStatus.MAX_ITERATIONS, 0
     norm = float(np.linalg.norm(at.gradient))
     for iterations in range(max_iterations + 1):
         norm = float(np.linalg.norm(at.gradient))
         if norm <= gradient_tol:
-            status = Status.CONVERGED
+            status = NewtonStatus.CONVERGED
             break
         if iterations == max_iterations:
             break
         step = _newton_step(at)
         if step is None:
-            status = Status.SINGULAR
+            status = NewtonStatus.SINGULAR
             break
         decrement = float(step @ at.gradient)
         if decrement <= decrement_tol:
-            point, status = point - step, Status.CONVERGED
+            point, status = point - step, NewtonStatus.CONVERGED
             break
         moved = _lower(objective, point, at.value, step, decrement)
         if moved is None:
-            status = Status.STALLED
+            status = NewtonStatus.STALLED
             break
         point, at = moved
     return NewtonResult(

@@ -6,7 +6,7 @@ Every step is one sum over rows (P1), so memory is O(q^2) whatever the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,13 @@ import numpy as np
 from fedipw.data.partitions import Block, Frame, Partitions, sum_over
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.logistic import ColumnSums, column_sums, sigmoids
-from fedipw.numerics.newton import NewtonResult, Status, Sums, newton_minimum
+from fedipw.numerics.newton import NewtonResult, NewtonStatus, Sums, newton_minimum
 from fedipw.propensity.separation import separating_columns
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray
 
-GRADIENT_TOL = 1e-12  # of the mean log-likelihood on standardised columns
+GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 1
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again
 RANK_TOL = 1e-10  # share of a column's square that columns before it leave unexplained
 _SUSPECT = 15.0  # |log odds| beyond which separation is looked for
@@ -50,7 +50,7 @@ class LogisticFit:
     iterations: int
     passes: int  # over all rows
     gradient_norm: float
-    status: Status
+    status: NewtonStatus
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class LogisticFit:
     @property
     def converged(self) -> bool:
         """Whether this is the maximum."""
-        return self.status is Status.CONVERGED and not self.separating
+        return self.status is NewtonStatus.CONVERGED and not self.separating
 
     @property
     def standard_errors(self) -> FloatArray:
@@ -139,6 +139,9 @@ def logistic_fit(
     run = _Run(partitions, l2 / frame.scale**2)
     point = _into(frame, start) if start is not None else run.rate_only(q)
     kept, constant = run.independent(point)
+    if start is not None and not kept.all():  # a start far off can make any column look empty
+        point = run.rate_only(q)
+        kept, constant = run.independent(point)
     if point[:-1][~kept[:-1]].any():
         point = np.where(kept, point, 0.0)
     found = run.minimum(point, kept, max_iter)
@@ -227,21 +230,30 @@ class _Run:
         return independent_columns(hessian)
 
     def minimum(self, point: FloatArray, kept: BoolArray, max_iter: int) -> NewtonResult:
-        """Return the minimum over the kept columns."""
+        """Return the minimum over the kept columns.
+
+        Steps are taken in units in which each column's curvature at ``point`` is about 1: a level
+        of one row in millions counts as much as any. Units are powers of 2, so nothing is rounded.
+        """
+        curvature = np.diag(self.sums(point).hessian)[kept]
+        unit = np.exp2(-np.round(0.5 * np.log2(curvature)))
+        both = np.outer(unit, unit)
 
         def objective(some: FloatArray) -> Sums:
             beta = np.zeros(len(kept))
-            beta[kept] = some
+            beta[kept] = unit * some
             at = self.sums(beta)
-            return Sums(at.value, at.gradient[kept], at.hessian[np.ix_(kept, kept)])
+            hessian = at.hessian[np.ix_(kept, kept)]
+            return Sums(at.value, unit * at.gradient[kept], both * hessian)
 
-        return newton_minimum(
+        found = newton_minimum(
             objective,
-            point[kept],
+            point[kept] / unit,
             gradient_tol=GRADIENT_TOL,
             decrement_tol=DECREMENT_TOL,
             max_iterations=max_iter,
         )
+        return replace(found, point=unit * found.point, hessian=found.hessian / both)
 
 
 def independent_columns(gram: FloatArray) -> tuple[BoolArray, BoolArray]:
@@ -299,7 +311,7 @@ def _result(
     beta = point[:-1] / frame.scale
     back = np.linalg.inv(frame.matrix())
     covariance = np.zeros((len(kept), len(kept)))
-    if found.status is Status.CONVERGED and not positions:
+    if found.status is NewtonStatus.CONVERGED and not positions:
         covariance[np.ix_(kept, kept)] = np.linalg.pinv(
             run.counts.weight * found.hessian, hermitian=True
         )

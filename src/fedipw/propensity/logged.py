@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.data.design import Missing
-from fedipw.data.ledger import AVAILABLE, INVITE_PROB, REPLIED
+from fedipw.data.ledger import AVAILABLE, INVITE_PROB, INVITED, REPLIED
 from fedipw.data.partitions import Block, Blocks, Frame, sum_over
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import some
@@ -52,29 +52,18 @@ class LogWindow(Enum):
 class LogSettings:
     """How participation is fitted on a log.
 
-    Attributes
-    ----------
-    window
-        Which rounds a fit sees.
-    last
-        Of past rounds, only this many (a rolling window); all by default.
-    refit_every
-        Rounds between fits on past rounds. The first ``refit_every`` rounds are refitted one by
-        one, while there is little to learn from.
-    per_coefficient
-        A constant rate is used until both kinds of rows exceed this times the coefficients.
-    l2
-        Ridge penalty (P4).
-    day_length
-        Rounds in a day, for the clock columns.
+    ``last`` makes a rolling window of past rounds. With ``refit_every`` 10 the first ten rounds are
+    refitted one by one, while there is little to learn from, and every tenth after that. A constant
+    rate is used, and recorded, until both kinds of rows exceed ``per_coefficient`` times the
+    coefficients.
     """
 
     window: LogWindow = LogWindow.PAST
-    last: int | None = None
-    refit_every: int = 10
+    last: int | None = None  # of past rounds, only this many
+    refit_every: int = 10  # rounds between fits on past rounds
     per_coefficient: float = 10.0
-    l2: float = 0.0
-    day_length: float = 24.0
+    l2: float = 0.0  # ridge penalty (P4)
+    day_length: float = 24.0  # rounds in a day, for the clock columns
 
     def __post_init__(self) -> None:
         if self.refit_every < 1:
@@ -263,7 +252,7 @@ class LoggedParticipation:
             part = self._step_prob(log, frame, who, replied)
             prob, known = prob * part.prob, known & part.known
             source = part.source if part.source is not Source.MODEL else source
-        if INVITE_PROB in frame.columns:
+        if self.logs[-1].step.among == INVITED:
             prob = prob * who[INVITE_PROB].cast(pl.Float64).to_numpy()
         return prob, known, source
 

@@ -116,7 +116,7 @@ def _block_overlap(block: Block, beta: FloatArray, threshold: float) -> _Sums:
         len(prob),
         len(inside),
         int((prob < threshold).sum()),
-        np.sort(np.partition(prob, min(_SMALLEST, len(prob)) - 1)[:_SMALLEST]),
+        np.sort(np.partition(prob, _SMALLEST)[:_SMALLEST] if len(prob) > _SMALLEST else prob),
         float(inside.min(initial=np.inf)),
         float((1.0 / inside).sum()),
         float((1.0 / inside**2).sum()),
@@ -200,8 +200,11 @@ def _code(table: TableFile, name: str) -> tuple[str, ...] | None:
 
 
 def _expression(table: TableFile, name: str, code: tuple[str, ...] | None) -> pl.Expr:
+    values = pl.col(name)
+    if table.schema[name].is_float():
+        values = values.fill_nan(None)
     if code is not None:
-        return pl.col(name).cast(pl.String).fill_null("(missing)")
-    sample = table.sample(20_000, [name])[name].drop_nulls().cast(pl.Float64)
+        return values.cast(pl.String).fill_null("(missing)")
+    sample = table.sample(20_000, [name])[name].cast(pl.Float64).fill_nan(None).drop_nulls()
     edges = sorted({float(sample.quantile(q) or 0.0) for q in _BINS})
-    return pl.col(name).cut(edges).cast(pl.String).fill_null("(missing)")
+    return values.cut(edges).cast(pl.String).fill_null("(missing)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ import numpy as np
 
 from fedipw.data.design import Design
 from fedipw.errors import InputError
-from fedipw.numerics.newton import Status
+from fedipw.numerics.newton import NewtonStatus
 from fedipw.propensity.fit import LogisticFit
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class StageModel:
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}.") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     @classmethod
     def load(cls, path: Path, stage: str | None = None) -> StageModel:
@@ -99,7 +101,7 @@ class StageModel:
             )
         try:
             model = cls.from_json(saved)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: {type(error).__name__} {error}.") from error
         if stage is not None and model.stage != stage:
             raise InputError(f"{path} is a model of {model.stage}, not of {stage}.")
@@ -151,8 +153,8 @@ def _fit_of(saved: Mapping[str, Any]) -> LogisticFit:
     covariance = np.array(saved["covariance"], dtype=np.float64)
     if covariance.shape != (len(names) + 1, len(names) + 1):
         raise ValueError(f"covariance of shape {covariance.shape} for {len(names)} columns")
-    if not np.isfinite(coefficients).all() or not np.isfinite(saved["intercept"]):
-        raise ValueError("a coefficient is not a finite number")
+    if not np.isfinite([*coefficients, saved["intercept"], *covariance.flat]).all():
+        raise ValueError("a coefficient or covariance is not a finite number")
     return LogisticFit(
         names=names,
         coefficients=coefficients,
@@ -162,6 +164,6 @@ def _fit_of(saved: Mapping[str, Any]) -> LogisticFit:
         collinear=tuple(saved["collinear"]),
         separating=(),
         gradient_norm=float(saved["gradient_norm"]),
-        status=Status(saved["status"]),
+        status=NewtonStatus(saved["status"]),
         **{name: saved[name] for name in _PLAIN},
     )

@@ -66,8 +66,10 @@ def participation_steps(
     members: Members,
     formulas: Formulas,
     models: Mapping[str, StageModel] | None = None,
+    *,
+    in_one: bool = False,
 ) -> tuple[Step, ...]:
-    """Return the steps a ledger's columns tell apart, with their designs.
+    """Return the steps a ledger's columns tell apart, with their designs; ``in_one`` makes one.
 
     Levels of categories are those of all rounds; who replied is not looked at. With fitted
     ``models`` by name the designs are theirs.
@@ -80,11 +82,11 @@ def participation_steps(
         )
     binding = None if models is not None else _Binding.of(ledger, members, formulas)
     steps = []
-    if AVAILABLE in ledger.schema:
+    if AVAILABLE in ledger.schema and not in_one:
         design = _saved(models, AVAILABILITY) if binding is None else binding.availability()
         steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=None))
     among: str | None = INVITED if INVITE_PROB in ledger.schema else AVAILABLE
-    if among not in ledger.schema:
+    if in_one or among not in ledger.schema:
         among = None
     name = PARTICIPATION if among is None else REPLY
     design = _saved(models, name) if binding is None else binding.reply(among)

@@ -32,25 +32,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSettings:
-    """How a table on disk is fitted.
+    """How a table on disk is fitted, and where the work is done."""
 
-    Attributes
-    ----------
-    missing, lump_below
-        What to do with missing values and unknown levels, and with rare levels.
-    l2
-        Ridge penalty (P4).
-    client
-        A ``distributed.Client``: workers load and keep the rows, and must see the files.
-    scratch
-        Directory for decoded rows beyond 256 MiB.
-    """
-
-    missing: Missing = Missing.ERROR
-    lump_below: float | None = None
-    l2: float = 0.0
-    client: Any = None
-    scratch: Path | None = None
+    missing: Missing = Missing.ERROR  # what becomes of missing values and unknown levels
+    lump_below: float | None = None  # levels with a smaller share of the rows are merged
+    l2: float = 0.0  # ridge penalty (P4)
+    client: Any = None  # a distributed.Client whose workers load and keep the rows
+    scratch: Path | None = None  # directory for decoded rows beyond 256 MiB
 
 
 def table_model(
@@ -223,7 +211,7 @@ class _Rows:
 
 
 def _weights(column: pl.Series, where: str) -> FloatArray:
-    values = column.cast(pl.Float64).fill_null(np.nan).to_numpy()
+    values = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
     if not (np.isfinite(values) & (values >= 0.0)).all():
         raise InputError(f"{where}: weights in {column.name!r} must be finite and not negative.")
     return values

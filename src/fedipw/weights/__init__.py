@@ -13,7 +13,7 @@ from fedipw.weights.functions import (
 from fedipw.weights.logged import Logged
 from fedipw.weights.logrun import LogPlan, LogRecord, logged_weights
 from fedipw.weights.means import WeightedMean, hajek_mean, horvitz_thompson_mean
-from fedipw.weights.people import KnownPopulation, KnownTotals, People
+from fedipw.weights.people import KnownPopulation, KnownTotals
 from fedipw.weights.registry import METHODS, Facts, Method, Target, method_named
 from fedipw.weights.rounds import RoundOpening, RoundReplies, RoundWeights
 from fedipw.weights.schemes import (
@@ -27,6 +27,7 @@ from fedipw.weights.schemes import (
     Scheme,
 )
 from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage, Unmodelled
+from fedipw.weights.standing import People, Standing
 from fedipw.weights.weigher import Weigher
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "RoundWeights",
     "SampleHajek",
     "Scheme",
+    "Standing",
     "Target",
     "TrimReport",
     "TwoStage",

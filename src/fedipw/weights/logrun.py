@@ -18,7 +18,7 @@ from fedipw.propensity.logged import LoggedParticipation, LogSettings, LogWindow
 from fedipw.propensity.steps import Formulas, participation_steps
 from fedipw.weights.functions import effective_sample_size
 from fedipw.weights.logged import Logged
-from fedipw.weights.registry import Method
+from fedipw.weights.registry import Method, SourceKind
 from fedipw.weights.rounds import RoundOpening, RoundWeights
 from fedipw.weights.schemes import Calibrated, Greg, Hajek, Scheme, enrollment_weights_of
 from fedipw.weights.weigher import Weigher
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fedipw.data.members import Members
     from fedipw.numerics.types import BoolArray, IntArray
     from fedipw.propensity.stage import StageModel
-    from fedipw.weights.people import People, Standing
+    from fedipw.weights.everyone import Everyone
+    from fedipw.weights.standing import People, Standing
 
 Progress = Callable[[int, int], None]
 
@@ -137,12 +138,17 @@ def logged_weights(
     """
     people.require(plan.method)
     ledger.require_rounds()
-    steps = participation_steps(ledger, people.members, plan.formulas, plan.models)
+    enrolled, everyone = people.members, None
+    if plan.method.source is SourceKind.COLLAPSED:
+        people = everyone = people.everyone()
+    steps = participation_steps(
+        ledger, people.members, plan.formulas, plan.models, in_one=everyone is not None
+    )
     models, todo = plan.models, _Count(len(ledger.rounds), progress)
     if plan.settings.window is LogWindow.POOLED and models is None:
         todo = _Count(2 * len(ledger.rounds), progress)
         learner = LoggedParticipation(people.members, steps, plan.settings, scratch=plan.scratch)
-        for opening, replied in _rounds(ledger, people.members):
+        for opening, replied in _rounds(ledger, enrolled, everyone):
             assert opening.table is not None
             assert opening.rows is not None
             learner.open(opening.table, opening.rows)
@@ -156,7 +162,7 @@ def logged_weights(
         people.members, steps, plan.settings, models=models, scratch=plan.scratch
     )
     run = _Run(people, plan, record, participation)
-    for opening, replied in _rounds(ledger, people.members):
+    for opening, replied in _rounds(ledger, enrolled, everyone):
         table = run.round(opening, replied)
         todo.one()
         if table is not None:
@@ -258,15 +264,18 @@ def _calibrated(scheme: Scheme) -> bool:
     return isinstance(scheme, Calibrated)
 
 
-def _rounds(ledger: Ledger, members: Members) -> Iterator[tuple[RoundOpening, BoolArray]]:
-    """Yield each round of a ledger, checked against who was enrolled then."""
+def _rounds(
+    ledger: Ledger, members: Members, everyone: Everyone | None
+) -> Iterator[tuple[RoundOpening, BoolArray]]:
+    """Yield each round of a ledger, checked against who was enrolled then; filled if collapsed."""
     for index, table in zip(ledger.rounds, ledger, strict=True):
         where = f"{ledger.directory} round {index}"
         rows = members.rows_of(table[ID], where)
         moment = table[OPENED_AT][0] if OPENED_AT in table.columns and table.height else None
         _check_present(members, rows, members.present(index, moment), where)
         opening = RoundOpening(index=index, table=table.drop(REPLIED), rows=rows)
-        yield opening, table[REPLIED].to_numpy()
+        replied = table[REPLIED].to_numpy()
+        yield (opening, replied) if everyone is None else everyone.filled(opening, replied)
 
 
 def _check_present(members: Members, rows: IntArray, enrolled: BoolArray, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
 import polars as pl
@@ -25,8 +25,9 @@ from fedipw.numerics.checks import check_positive
 from fedipw.propensity.overlap import Overlap, overlap
 from fedipw.propensity.tables import CodedTable, TableSettings, known_before_enrollment
 from fedipw.weights.balance import CLIENTS_PER_MOMENT, Balance
-from fedipw.weights.registry import Facts, Method
-from fedipw.weights.sources import Units
+from fedipw.weights.everyone import Everyone
+from fedipw.weights.registry import Facts, Method, SourceKind
+from fedipw.weights.standing import Standing, units_of
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray
@@ -34,32 +35,6 @@ if TYPE_CHECKING:
     from fedipw.propensity.tables import Progress
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Standing:
-    """Enrollment at one time: probabilities of the members and facts for schemes."""
-
-    units: Units  # over all members; ``enrolled`` are those present
-    facts: Facts
-    model: StageModel | None = None
-
-
-class People(Protocol):
-    """The enrolled clients, and what is known of the population they stand for."""
-
-    @property
-    def members(self) -> Members:
-        """Everybody who is enrolled at some time."""
-        ...
-
-    def require(self, method: Method) -> None:
-        """Raise if a method needs more than is known."""
-        ...
-
-    def at(self, present: BoolArray, method: Method) -> Standing:
-        """Return enrollment when these members are enrolled, (n,)."""
-        ...
 
 
 @final
@@ -112,7 +87,7 @@ class KnownPopulation:
 
     def require(self, method: Method) -> None:
         """Accept every method but those that need the truth."""
-        if method.source.value == "known":
+        if method.source is SourceKind.KNOWN:
             raise InputError(
                 f"{method.name} needs true probabilities, which no table holds. Use fedipw."
             )
@@ -130,7 +105,7 @@ class KnownPopulation:
         model = self.model or self._fitted(present)
         prob = np.full(self.members.size, np.nan)
         prob[known] = model.fit.prob(columns)
-        units = _units(self.members, present & known, prob)
+        units = units_of(self.members, present & known, prob)
         facts = Facts(float(self.size), float(units.enrolled.sum()))
         if method.balanced:
             facts = self._with_balance(facts, units.enrolled, method)
@@ -172,6 +147,10 @@ class KnownPopulation:
             names=names, matrix=matrix, enrolled=enrolled, mean=means, population_size=self.size
         )
 
+    def everyone(self) -> Everyone:
+        """Return the whole population, in memory."""
+        return Everyone.of(self.coded.table)
+
     def overlap(self, model: StageModel, threshold: float) -> Overlap:
         """Return how far enrollment reaches."""
         return overlap(self.coded, model, threshold=threshold)
@@ -204,7 +183,7 @@ class KnownTotals:
 
     def require(self, method: Method) -> None:
         """Raise if a method needs the clients that are not enrolled."""
-        if method.uses_enrollment or method.source.value in {"known", "collapsed"}:
+        if method.uses_enrollment or method.source in {SourceKind.KNOWN, SourceKind.COLLAPSED}:
             raise InputError(
                 f"{method.name} needs a table of the whole population. With totals alone use a "
                 "calibrated method, such as calibrated-quadratic."
@@ -213,9 +192,13 @@ class KnownTotals:
         if sized and self.population_size is None:
             raise InputError(f"{method.name} needs the population size.")
 
+    def everyone(self) -> Everyone:
+        """Refuse: nobody else is known."""
+        raise InputError("Totals tell nothing of single clients that are not enrolled.")
+
     def at(self, present: BoolArray, method: Method) -> Standing:
         """Return the standing when these members are enrolled; probabilities are not known."""
-        units = _units(self.members, present, np.full(self.members.size, np.nan))
+        units = units_of(self.members, present, np.full(self.members.size, np.nan))
         size = np.nan if self.population_size is None else self.population_size
         facts = Facts(size, float(present.sum()))
         if method.balanced:
@@ -223,16 +206,6 @@ class KnownTotals:
             balance = replace(balance, enrolled=present)
             facts = replace(facts, balance=balance, rich=balance)
         return Standing(units=units, facts=facts)
-
-
-def _units(members: Members, enrolled: BoolArray, prob: FloatArray) -> Units:
-    return Units(
-        unit_ids=members.frame[ID].to_numpy(),
-        sample_counts=np.ones(members.size, dtype=np.int64),
-        enrolled=enrolled,
-        enrollment_prob=prob,
-        static=np.empty((members.size, 0)),
-    )
 
 
 def _check_flags(table: TableFile) -> None:

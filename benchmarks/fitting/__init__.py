@@ -1,0 +1,1 @@
+"""The enrollment fit on a large Parquet file, beside its peers."""

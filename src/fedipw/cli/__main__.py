@@ -1,0 +1,5 @@
+"""Run the command line with ``python -m fedipw.cli``."""
+
+from fedipw.cli.main import main
+
+main()
