@@ -52,7 +52,7 @@ class DesignRows:
     """What a design makes of a table."""
 
     columns: FloatArray  # (q, m), one row for each column of the design
-    kept: BoolArray | None  # (rows of the table,), m of them kept; None: all
+    kept: BoolArray | None  # which rows of the table those are, all of them if None
     missing: Mapping[str, int]  # rows taken as missing, by column
     unseen: Mapping[str, tuple[str, ...]]  # levels the design does not know, by column
 

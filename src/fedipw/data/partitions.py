@@ -245,6 +245,10 @@ class _Scratch:
         self._file: Any = None
         self._writing: deque[Future[None]] = deque()
 
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
     def written(self, block: Block) -> _Stored:
         if self._file is None:
             try:

@@ -207,4 +207,9 @@ def _expression(table: TableFile, name: str, code: tuple[str, ...] | None) -> pl
         return values.cast(pl.String).fill_null("(missing)")
     sample = table.sample(20_000, [name])[name].cast(pl.Float64).fill_nan(None).drop_nulls()
     edges = sorted({float(sample.quantile(q) or 0.0) for q in _BINS})
-    return values.cut(edges).cast(pl.String).fill_null("(missing)")
+    bounds = [f"{edge:.6g}" for edge in (-np.inf, *edges, np.inf)]
+    part = pl.lit(f"({bounds[-2]}, {bounds[-1]}]")
+    for k, edge in reversed(list(enumerate(edges))):
+        inside = pl.lit(f"({bounds[k]}, {bounds[k + 1]}]")
+        part = pl.when(values <= edge).then(inside).otherwise(part)
+    return pl.when(values.is_null()).then(pl.lit("(missing)")).otherwise(part)
