@@ -283,14 +283,16 @@ def _check_models(directory: Path | None) -> None:
         raise InputError(f"{directory} is no directory.")
 
 
-def _save(directory: Path, record: LogRecord) -> None:
+def _models(record: LogRecord) -> dict[str, StageModel]:
     from fedipw.propensity.stage import ENROLLMENT
 
-    directory.mkdir(parents=True, exist_ok=True)
     found = dict(record.participation)
-    if record.enrollment is not None:
-        found[ENROLLMENT] = record.enrollment
-    for name, model in found.items():
+    return found if record.enrollment is None else {ENROLLMENT: record.enrollment, **found}
+
+
+def _save(directory: Path, record: LogRecord) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, model in _models(record).items():
         model.save(directory / f"{name}.json")
 
 
@@ -299,6 +301,10 @@ def _report(
 ) -> None:
     summary = {"out": str(out), "method": method, **record.to_json()}
     summary["overlap"] = None if reach is None else reach.to_json()
+    summary["models"] = {
+        name: {"formula": m.design.formula, "left_out": m.left_out, "dropped": m.fit.dropped}
+        for name, m in _models(record).items()
+    }
     if as_json:
         typer.echo(json.dumps(summary))
         return
@@ -317,6 +323,13 @@ def _report(
     )
     for line in () if reach is None else reach.lines():
         _say(line)
+    if summary["enrolled_effective"] is not None:
+        _say(
+            f"Enrollment by calibration: the enrolled clients count as "
+            f"{_shown(summary['enrolled_effective'])}."
+        )
+    if record.rows_left_out:
+        _say(f"{record.rows_left_out} rows of the ledger were left out of the fits: no value.")
     if record.left_out:
         _say(f"{record.left_out} replies have a missing value or an unknown level: no weight.")
     for index, why in list(record.skipped.items())[:5]:
@@ -324,7 +337,7 @@ def _report(
     if len(record.skipped) > 5:
         _say(f"... and {len(record.skipped) - 5} more rounds skipped.")
     for note, count in record.notes.items():
-        _say(f"{count} rounds: {note}.")
+        _say(f"{count} time(s): {note.removesuffix('.')}.")
     if record.negative:
         _say(f"{record.negative} weights are negative.")
     if record.trimmed:

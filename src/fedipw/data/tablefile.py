@@ -102,9 +102,9 @@ class TableFile:
 
     def scan(self) -> pl.LazyFrame:
         """Return the table as a query."""
-        _ = self.schema  # all files alike, or an error that names the odd one
+        names = self.schema.names()  # all files alike, or an error that names the odd one
         return (
-            pl.concat([_scan(part) for part in self.parts])
+            pl.concat([_scan(part).select(names) for part in self.parts])
             if len(self.parts) > 1
             else _scan(self.parts[0])
         )

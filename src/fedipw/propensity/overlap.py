@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fedipw.data.partitions import Block, sum_over
+from fedipw.data.partitions import Block, Partitions, sum_over
 from fedipw.data.population import ENROLLED
 from fedipw.numerics.checks import some
 from fedipw.numerics.logistic import sigmoids
@@ -124,15 +124,22 @@ def _block_overlap(block: Block, beta: FloatArray, threshold: float) -> _Sums:
 
 
 def overlap(
-    coded: CodedTable, model: StageModel, *, threshold: float = THRESHOLD, cells: bool = True
+    coded: CodedTable,
+    model: StageModel,
+    *,
+    threshold: float = THRESHOLD,
+    cells: bool = True,
+    partitions: Partitions | None = None,
 ) -> Overlap:
     """Return the overlap of a coded population table under its enrollment model.
 
     ``cells`` asks for parts of the population with nobody enrolled: every value of a category or of
-    a number with few values, every fifth of other numbers, and every pair of categories.
+    a number with few values, every fifth of other numbers, and every pair of categories. They count
+    everybody who is enrolled at some time. ``partitions`` are the same rows with other labels.
     """
     beta = coded.frame.matrix() @ np.append(model.fit.coefficients, model.fit.intercept)
-    sums = sum_over(coded.partitions, partial(_block_overlap, beta=beta, threshold=threshold))
+    rows = coded.partitions if partitions is None else partitions
+    sums = sum_over(rows, partial(_block_overlap, beta=beta, threshold=threshold))
     return Overlap(
         threshold=threshold,
         population=sums.rows,

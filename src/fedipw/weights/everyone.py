@@ -2,7 +2,8 @@
 
 One model of P(replied | Z, X) over all clients ignores that enrollment came first. X of a client
 that is not enrolled does not exist; it is filled with the round's mean of a number and the round's
-most frequent value of anything else. The whole population is held in memory.
+most frequent value of anything else, and so is X of an enrolled client that was not observed. The
+whole population is held in memory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from fedipw.weights.standing import Standing, units_of
 if TYPE_CHECKING:
     from fedipw.data.tablefile import TableFile
     from fedipw.numerics.types import BoolArray, IntArray
+
+
+_NO_COVARIATES = {ID, ROUND, INVITED, AVAILABLE, INVITE_PROB, OPENED_AT}
 
 
 @final
@@ -61,11 +65,14 @@ class Everyone:
         outside = np.setdiff1d(np.arange(self.members.size), inside)
         schema = opening.table.schema
         filler = opening.table.select(_fill(name, kind) for name, kind in schema.items())
+        known = opening.table.with_columns(
+            pl.col(n).fill_null(filler[n][0]) for n in schema if n not in _NO_COVARIATES
+        )
         others = pl.concat([filler] * len(outside)) if len(outside) else filler.clear()
         others = others.with_columns(self.members.frame[ID][outside].cast(schema[ID]).alias(ID))
         whole = RoundOpening(
             index=opening.index,
-            table=pl.concat([opening.table, others]),
+            table=pl.concat([known, others]),
             rows=np.concatenate([inside, outside]),
         )
         return whole, np.concatenate([replied, np.zeros(len(outside), dtype=np.bool_)])

@@ -67,6 +67,8 @@ class LogRecord:
     refits: int = 0
     passes: int = 0
     left_out: int = 0  # replies without a weight
+    rows_left_out: int = 0  # rows of the ledger no fit has used, for want of values
+    enrolled_effective: float = np.nan  # effective number of enrolled clients, calibrated
     standings: int = 0  # times enrollment was fitted or calibrated
     enrollment: StageModel | None = None
     participation: dict[str, StageModel] = field(default_factory=dict)
@@ -93,7 +95,7 @@ class LogRecord:
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without the models."""
         plain = ("rounds", "replies", "weighed", "negative", "trimmed", "refits", "passes",
-                 "left_out")  # fmt: skip
+                 "left_out", "rows_left_out")  # fmt: skip
         return {
             **{name: getattr(self, name) for name in plain},
             "enrollment_fits": self.standings,
@@ -103,6 +105,7 @@ class LogRecord:
             "smallest_participation_prob": _number(self.smallest_participation),
             "smallest_inclusion_prob": _number(self.smallest_inclusion),
             "mean_effective_replies": _number(float(np.mean(self.effective or [np.nan]))),
+            "enrolled_effective": _number(self.enrolled_effective),
             "mean_weight_sum": _number(float(np.mean(self.totals or [np.nan]))),
         }
 
@@ -157,6 +160,7 @@ def logged_weights(
         models = learner.pooled()
         record.refits += len(learner.logs)
         record.passes += sum(log.passes for log in learner.logs)
+        record.rows_left_out = sum(log.left_out for log in learner.logs)
         del learner
     participation = LoggedParticipation(
         people.members, steps, plan.settings, models=models, scratch=plan.scratch
@@ -169,6 +173,7 @@ def logged_weights(
             yield table
     record.refits += sum(log.fits for log in participation.logs)
     record.passes += sum(log.passes for log in participation.logs)
+    record.rows_left_out += sum(log.left_out for log in participation.logs)
     record.participation = dict(models or {}) or {
         log.step.name: log.model() for log in participation.logs if log.fit is not None
     }
@@ -230,6 +235,11 @@ class _Run:
         self.scheme = self.plan.method.scheme_for(standing.facts)
         self.record.standings += 1
         self.record.enrollment = standing.model
+        if standing.note:
+            self.record.notes[standing.note] += 1
+        if _calibrated(self.scheme):
+            enrolled = enrollment_weights_of(self.scheme)[standing.units.enrolled]
+            self.record.enrolled_effective = effective_sample_size(enrolled)
         if self.weigher is None or self.source is None:
             self.source = Logged(standing.units, self.participation)
             schemes = {self.plan.method.name: self.scheme}

@@ -20,7 +20,7 @@ from fedipw.data.population import ENROLLED, ID
 from fedipw.data.tablefile import TableFile
 from fedipw.data.targets import Targets
 from fedipw.data.terms import term_of
-from fedipw.errors import InputError
+from fedipw.errors import FedIPWError, InputError
 from fedipw.numerics.checks import check_positive
 from fedipw.propensity.overlap import Overlap, overlap
 from fedipw.propensity.tables import CodedTable, TableSettings, known_before_enrollment
@@ -49,6 +49,7 @@ class KnownPopulation:
     members: Members
     model: StageModel | None = None
     _last: StageModel | None = field(default=None, init=False)
+    _rows: Partitions | None = field(default=None, init=False)  # behind the last fit
 
     @classmethod
     def of(
@@ -86,7 +87,13 @@ class KnownPopulation:
         return self.coded.partitions.rows
 
     def require(self, method: Method) -> None:
-        """Accept every method but those that need the truth."""
+        """Refuse methods that need the truth, or probabilities that cannot be had."""
+        if method.uses_enrollment and self.members.size == self.coded.table.rows:
+            raise InputError(
+                f"{self.coded.table.path}: all {self.members.size} clients are enrolled: there is "
+                "no enrollment stage to correct, or the table lists only enrolled clients. Use "
+                "participation-only, or give it as the enrolled table, with population totals."
+            )
         if method.source is SourceKind.KNOWN:
             raise InputError(
                 f"{method.name} needs true probabilities, which no table holds. Use fedipw."
@@ -102,26 +109,31 @@ class KnownPopulation:
     def at(self, present: BoolArray, method: Method) -> Standing:
         """Return enrollment when these members are enrolled, fitted on who is enrolled then."""
         columns, known = self.columns
-        model = self.model or self._fitted(present)
+        note, model = "", self.model
+        if model is None:
+            try:
+                model = self._fitted(present)
+            except FedIPWError as error:
+                if method.uses_enrollment:
+                    raise
+                note = f"no enrollment probabilities: {error}"
         prob = np.full(self.members.size, np.nan)
-        prob[known] = model.fit.prob(columns)
+        if model is not None:
+            prob[known] = model.fit.prob(columns)
         units = units_of(self.members, present & known, prob)
         facts = Facts(float(self.size), float(units.enrolled.sum()))
         if method.balanced:
             facts = self._with_balance(facts, units.enrolled, method)
-        return Standing(units=units, facts=facts, model=model)
+        return Standing(units=units, facts=facts, model=model, note=note)
 
     def _fitted(self, present: BoolArray) -> StageModel:
-        if present.all():
-            found = self.coded.model()
-        else:
-            start = None
-            if self._last is not None:
-                start = np.append(self._last.fit.coefficients, self._last.fit.intercept)
-            known = self.columns[1]
-            found = self.coded.model(start, _Relabelled.of(self.coded.partitions, present[known]))
-        self._last = found
-        return found
+        start, self._rows = None, self.coded.partitions
+        if self._last is not None:
+            start = np.append(self._last.fit.coefficients, self._last.fit.intercept)
+        if not present.all():
+            self._rows = _Relabelled.of(self.coded.partitions, present[self.columns[1]])
+        self._last = self.coded.model(start, self._rows)
+        return self._last
 
     def _with_balance(self, facts: Facts, enrolled: BoolArray, method: Method) -> Facts:
         columns, known = self.columns
@@ -153,7 +165,7 @@ class KnownPopulation:
 
     def overlap(self, model: StageModel, threshold: float) -> Overlap:
         """Return how far enrollment reaches."""
-        return overlap(self.coded, model, threshold=threshold)
+        return overlap(self.coded, model, threshold=threshold, partitions=self._rows)
 
 
 @final
@@ -220,12 +232,6 @@ def _check_flags(table: TableFile) -> None:
         )
     if inside == 0:
         raise InputError(f"{table.path}: no client of {rows} is enrolled: nobody is to be weighed.")
-    if inside == rows:
-        raise InputError(
-            f"{table.path}: all {rows} clients are enrolled: there is no enrollment stage to "
-            "correct, or the table lists only enrolled clients. Use participation weights alone, "
-            "or give it as the enrolled table, with population totals."
-        )
 
 
 def design_means(table: TableFile, design: Design) -> FloatArray:

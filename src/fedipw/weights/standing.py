@@ -25,6 +25,7 @@ class Standing:
     units: Units  # over all members; ``enrolled`` are those present
     facts: Facts
     model: StageModel | None = None
+    note: str = ""  # why there is no model, where one was asked for
 
 
 class People(Protocol):
