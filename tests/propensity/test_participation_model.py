@@ -6,10 +6,19 @@ import pickle
 
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.errors import InputError
 from fedipw.numerics.types import BoolArray, FloatArray
-from fedipw.propensity import FitWindow, NewtonLogistic, ParticipationModel, ParticipationSettings
+from fedipw.propensity import (
+    FitWindow,
+    NewtonLogistic,
+    ParticipationModel,
+    ParticipationSettings,
+    Platt,
+    Source,
+    cross_fit,
+)
 
 CLIENTS, ROUNDS = 150, 8
 RNG = np.random.default_rng(0)
@@ -163,3 +172,41 @@ def test_no_covariates_at_all_is_the_rate() -> None:
         prob, _ = model.prob(REPLIED[r])
         model.close(REPLIED[r])
     np.testing.assert_allclose(prob, REPLIED[:2].mean(), rtol=1e-12)
+
+
+def test_calibrated_scores_come_from_the_folds_left_out() -> None:
+    rng = np.random.default_rng(5)
+    clients, rounds = 240, 6
+    z, folds = rng.normal(size=(clients, 1)), 3
+    settings = ParticipationSettings(
+        classifier=HistGradientBoostingClassifier(max_iter=20), folds=folds, calibration=Platt()
+    )
+    model = ParticipationModel(z, ("z",), ("x",), settings, np.random.default_rng(9))
+    X, y = [], []
+    for _ in range(rounds):
+        x = rng.normal(size=(clients, 1))
+        replied = rng.random(clients) < 1 / (1 + np.exp(-x[:, 0] - z[:, 0]))
+        model.open(x)
+        got, source = model.prob(replied)
+        model.close(replied)
+        X.append(np.column_stack([z, x]))
+        y.append(replied)
+    assert source is Source.MODEL
+    fold_of = np.random.default_rng(9).permutation(clients) % folds
+    past = cross_fit(
+        settings.classifier,
+        np.vstack(X[:-1]),
+        np.concatenate(y[:-1]),
+        np.tile(fold_of, rounds - 1),
+        calibration=Platt(),
+    )
+    expected = np.empty(clients)
+    for k in range(folds):
+        score = past.models[k].predict_proba(X[-1][fold_of == k])[:, 1]
+        expected[fold_of == k] = past.maps[k].prob(score)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_calibration_without_folds_is_refused() -> None:
+    with pytest.raises(InputError, match="number of folds"):
+        ParticipationSettings(calibration=Platt())

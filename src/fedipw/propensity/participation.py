@@ -11,6 +11,7 @@ import numpy as np
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_finite, check_rows
+from fedipw.propensity.crossfit import ScoreCalibration, cross_fit
 from fedipw.propensity.history import COLUMNS, ReplyHistory
 from fedipw.propensity.model import fitted_model
 from fedipw.propensity.panel import Panel, RoundLog
@@ -19,7 +20,7 @@ from fedipw.propensity.predictors import ByFold, Classified, Linear, Predictor, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
 
 
 class FitWindow(Enum):
@@ -46,7 +47,8 @@ class ParticipationSettings:
     """How participation is fitted.
 
     ``classifier`` is any scikit-learn classifier, unpenalised logistic regression by default;
-    ``folds`` cross-fits by client: nobody's probability comes from a model that saw its replies.
+    ``folds`` cross-fits by client: nobody's probability comes from a model that saw its replies;
+    ``calibration`` (``Platt()``, ``Isotonic()``) maps scores of folds left out to probabilities.
     Until replies and non-replies each exceed ``per_coefficient`` times the number of coefficients a
     constant reply rate is used, and recorded.
     """
@@ -54,9 +56,14 @@ class ParticipationSettings:
     window: FitWindow = FitWindow.PAST
     classifier: Any = None
     folds: int | None = None
+    calibration: ScoreCalibration | None = None
     per_coefficient: float = 10.0
     history: bool = False
     day_length: float = 24.0
+
+    def __post_init__(self) -> None:
+        if self.calibration is not None and self.folds is None:
+            raise InputError("Scores are calibrated out of fold: give the number of folds.")
 
 
 @final
@@ -176,6 +183,8 @@ class ParticipationModel:
 
     def _model(self, log: RoundLog) -> Predictor:
         panel = log.panel(self._static)
+        if self._folds is not None and self.settings.calibration is not None:
+            return self._calibrated(panel, self._folds, self.settings.calibration)
         if self._folds is not None:
             models = tuple(
                 self._classified(panel, self._folds != fold)
@@ -206,6 +215,24 @@ class ParticipationModel:
         return self._coefficients - step
 
     def _classified(self, panel: Panel, who: BoolArray) -> Classified:
+        X, replied = self._rows(panel, who)
+        names = (*self._static_names, *self.names)
+        return Classified(fitted_model(self.settings.classifier, X, replied, names))
+
+    def _calibrated(self, panel: Panel, folds: IntArray, calibration: ScoreCalibration) -> ByFold:
+        X, replied = self._rows(panel, np.ones(len(folds), dtype=bool))
+        fit = cross_fit(
+            self.settings.classifier,
+            X,
+            replied,
+            np.tile(folds, len(panel.varying)),
+            names=(*self._static_names, *self.names),
+            calibration=calibration,
+        )
+        return ByFold(tuple(map(Classified, fit.models, fit.maps)), folds)
+
+    def _rows(self, panel: Panel, who: BoolArray) -> tuple[FloatArray, BoolArray]:
+        """Return all rounds of some clients as rows, one round after the other."""
         rounds = len(panel.varying)
         X = np.column_stack(
             [
@@ -213,9 +240,7 @@ class ParticipationModel:
                 panel.varying[:, :, who].transpose(0, 2, 1).reshape(-1, len(self.names)),
             ]
         )
-        names = (*self._static_names, *self.names)
-        replied = panel.replied[:, who].ravel()
-        return Classified(fitted_model(self.settings.classifier, X, replied, names))
+        return X, panel.replied[:, who].ravel()
 
     def state(self) -> dict[str, Any]:
         """Return the rounds seen and the last coefficients."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
 from fedipw.numerics.logistic import sigmoids
+from fedipw.propensity.crossfit import ScoreMap, Unchanged
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray, IntArray
@@ -53,14 +54,15 @@ class Linear:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Classified:
-    """A fitted scikit-learn classifier."""
+    """A fitted scikit-learn classifier, its scores calibrated or as they are."""
 
     model: PropensityModel
+    to_prob: ScoreMap = field(default_factory=Unchanged)
 
     def prob(self, static: FloatArray, covariates: FloatArray) -> FloatArray:
         """Return the classifier's probabilities, (m,)."""
-        prob: FloatArray = self.model.predict_proba(np.column_stack([static[:, 1:], covariates]))
-        return prob[:, 1]
+        score = self.model.predict_proba(np.column_stack([static[:, 1:], covariates]))
+        return self.to_prob.prob(score[:, 1])
 
 
 @final
