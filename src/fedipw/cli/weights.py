@@ -144,8 +144,8 @@ def weights(
             reach = _reach(people, record, threshold)
             if strict is not None:
                 _require(strict, record, reach)
-    if save_models is not None:
-        _save(save_models, record)
+            if save_models is not None:
+                _save(save_models, record)
     _report(record, reach, plan.method.name, out, as_json=as_json)
 
 
@@ -248,7 +248,11 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
 
     from fedipw.data.tables import written_from
 
-    with tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent) as directory:
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}.") from error
+    with scratch as directory:
         made: list[Path] = []
 
         def write(table: pl.DataFrame) -> None:
@@ -291,7 +295,10 @@ def _models(record: LogRecord) -> dict[str, StageModel]:
 
 
 def _save(directory: Path, record: LogRecord) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory} cannot be made: {error.strerror}.") from error
     for name, model in _models(record).items():
         model.save(directory / f"{name}.json")
 

@@ -24,6 +24,7 @@ from fedipw.numerics.checks import some
 VERSION: Final = 1
 ROUND, INVITED, REPLIED = "round", "invited", "replied"
 AVAILABLE, INVITE_PROB, OPENED_AT = "available", "invite_prob", "opened_at"
+OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, INVITE_PROB, OPENED_AT)
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)
 _FLAGS = (AVAILABLE, INVITED, REPLIED)
 _FILE = re.compile(r"^round-(\d{6,})\.parquet$")

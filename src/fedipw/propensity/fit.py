@@ -137,9 +137,9 @@ def logistic_fit(
     q = len(names)
     frame = Frame(np.zeros(q), np.ones(q)) if frame is None else frame
     run = _Run(partitions, l2 / frame.scale**2)
-    point = _into(frame, start) if start is not None else run.rate_only(q)
+    point = run.rate_only(q) if start is None else run.likelier(_into(frame, start))
     kept, constant = run.independent(point)
-    if start is not None and not kept.all():  # a start far off can make any column look empty
+    if start is not None and not kept.all():  # where rows are sure, curvature hides their columns
         point = run.rate_only(q)
         kept, constant = run.independent(point)
     if point[:-1][~kept[:-1]].any():
@@ -217,10 +217,17 @@ class _Run:
 
     def rate_only(self, q: int) -> FloatArray:
         """Return the point without covariates, (q + 1,): a pass that computes nothing."""
-        counts = _checked(sum_over(self.partitions, _counts))
+        counts = self.counts if self.counts.rows else _checked(sum_over(self.partitions, _counts))
         point = np.zeros(q + 1)
         point[-1] = np.log(counts.selected / (counts.weight - counts.selected))
         return point
+
+    def likelier(self, point: FloatArray) -> FloatArray:
+        """Return a start, (q + 1,), or the point without covariates where that is likelier."""
+        value = self.sums(point).value
+        share = self.counts.selected / self.counts.weight
+        alone = -share * np.log(share) - (1.0 - share) * np.log1p(-share)
+        return point if value <= alone else self.rate_only(len(point) - 1)
 
     def independent(self, point: FloatArray) -> tuple[BoolArray, BoolArray]:
         """Return which columns to keep, intercept last, and which never vary, (q + 1,) each."""

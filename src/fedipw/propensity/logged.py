@@ -94,9 +94,11 @@ class StepLog:
     frame: Frame | None = None
     edges: list[int] = field(default_factory=lambda: [0])  # of rounds in the blocks
     counts: list[tuple[int, int]] = field(default_factory=list)  # rows and passes per round
+    sums: list[FloatArray] = field(default_factory=list)  # of the columns of each round, (q,)
     left_out: int = 0
     fit: LogisticFit | None = None
-    fitted_on: int = 0  # rounds behind the fit
+    fitted_from: int = 0  # first round of the fit
+    fitted_on: int = 0  # rounds up to the last of the fit
     fits: int = 0
     passes: int = 0
 
@@ -114,6 +116,7 @@ class StepLog:
         if kept is not None:
             self.left_out += int((~kept).sum())
             labels = labels[kept]
+        self.sums.append(columns.sum(axis=1))
         if self.frame is None and columns.shape[1]:
             self.frame = Frame.of(columns)
         if self.frame is not None:
@@ -143,7 +146,11 @@ class StepLog:
     def refit(self, first: int, last: int) -> LogisticFit:
         """Fit on rounds first up to last, from the last fit on."""
         rounds = self.blocks.part(self.edges[first], self.edges[last])
-        assert self.frame is not None
+        if self.frame is None:
+            raise InputError(
+                f"No row of {last - first} round(s) tells of the step {self.step.name!r}: there is "
+                "nothing to fit it on."
+            )
         start = None
         if self.fit is not None and self.fit.converged:
             start = self._start(first, last)
@@ -151,7 +158,7 @@ class StepLog:
             rounds, self.step.design.names, frame=self.frame, l2=self.settings.l2, start=start
         )
         self.fits, self.passes = self.fits + 1, self.passes + found.passes
-        self.fit, self.fitted_on = found.checked(), last
+        self.fit, self.fitted_from, self.fitted_on = found.checked(), first, last
         return self.fit
 
     def _start(self, first: int, last: int) -> FloatArray:
@@ -313,7 +320,7 @@ class LoggedParticipation:
         if isinstance(fit, float):
             prob[known] = fit
         else:
-            fresh = _unseen(fit, log, columns, where)
+            fresh = self._unseen(fit, log, columns, where)
             prob[known] = np.where(fresh, np.nan, fit.prob(columns))
             known = ~np.isnan(prob)
         return StepProb(prob, known, source)
@@ -343,7 +350,8 @@ class LoggedParticipation:
         own = StepLog(log.step, self.settings, Blocks())
         own.append(closed, f"round {self.rounds + 1}")
         rate = own.rate(0, 1)
-        assert rate is not None
+        if rate is None:  # no reply has all its values
+            return self._round_rate(log, closed, closed[REPLIED].to_numpy()), Source.ROUND_RATE
         if not own.enough(0, 1):
             return rate, Source.ROUND_RATE
         try:
@@ -352,6 +360,32 @@ class LoggedParticipation:
             return rate, Source.SEPARATED_RATE
         except NotConvergedError:
             return rate, Source.UNCONVERGED_RATE
+
+    def _unseen(self, fit: LogisticFit, log: StepLog, columns: FloatArray, where: str) -> BoolArray:
+        """Return rows with a level that no row of the fit had, (m,): the fit says nothing about it.
+
+        They are left out under the policy drop, and an error otherwise.
+        """
+        fresh = np.zeros(columns.shape[1], dtype=np.bool_)
+        if self.settings.window is LogWindow.SAME_ROUND and not self.models:
+            return fresh  # every row was fitted on
+        for name, here in self._fresh(fit, log, columns).items():
+            if here.any() and log.step.design.missing is not Missing.DROP:
+                raise InputError(
+                    f"{where}: {name} occurs in {int(here.sum())} replies and in no row of the "
+                    "rounds fitted on, so nothing is known of it. Leave such rows out (missing: "
+                    "drop), merge rare levels, leave the column out, or use the pooled fit."
+                )
+            fresh |= here
+        return fresh
+
+    def _fresh(self, fit: LogisticFit, log: StepLog, columns: FloatArray) -> dict[str, BoolArray]:
+        if self.models:  # a saved fit knows only which columns never varied
+            terms = [t for t in log.step.design.terms if t.level and t.name in fit.constant]
+            return {t.name: columns[fit.names.index(t.name)] != 0.0 for t in terms}
+        rounds = slice(log.fitted_from, log.fitted_on)
+        count = sum(n for n, _ in log.counts[rounds])
+        return log.step.fresh(np.sum(log.sums[rounds], axis=0), count, columns)
 
     def _round_rate(self, log: StepLog, frame: pl.DataFrame, replied: BoolArray) -> float:
         among = log.step.rows(frame)
@@ -363,23 +397,3 @@ def _spread(flags: BoolArray, rows: IntArray, size: int) -> BoolArray:
     out = np.zeros(size, dtype=np.bool_)
     out[rows] = flags
     return out
-
-
-def _unseen(fit: LogisticFit, log: StepLog, columns: FloatArray, where: str) -> BoolArray:
-    """Return rows with a level that no row of the fit had, (m,): the fit says nothing about it.
-
-    They are left out under the policy drop, and an error otherwise.
-    """
-    fresh = np.zeros(columns.shape[1], dtype=np.bool_)
-    for j, term in enumerate(log.step.design.terms):
-        if term.name not in fit.constant or term.level is None:
-            continue
-        here = columns[j] != 0.0
-        if here.any() and log.step.design.missing is not Missing.DROP:
-            raise InputError(
-                f"{where}: {term.name} occurs in {int(here.sum())} replies and in no row of the "
-                "rounds fitted on, so nothing is known of it. Leave such rows out (missing: drop), "
-                "merge rare levels, leave the column out, or use the pooled fit."
-            )
-        fresh |= here
-    return fresh

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from fedipw.data.design import Design, Missing, bound_design
-from fedipw.data.ledger import AVAILABLE, INVITE_PROB, INVITED, REPLIED, Ledger
+from fedipw.data.ledger import AVAILABLE, INVITE_PROB, INVITED, OWN_COLUMNS, REPLIED, Ledger
 from fedipw.data.members import Members
 from fedipw.data.population import ID
+from fedipw.data.tablefile import reading
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 from fedipw.propensity.history import AVAILABILITY_COLUMNS, CLOCK_COLUMNS, REPLY_COLUMNS
 from fedipw.propensity.stage import AVAILABILITY, PARTICIPATION, REPLY
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray
+    from fedipw.numerics.types import BoolArray, FloatArray
     from fedipw.propensity.stage import StageModel
 
 
@@ -42,6 +43,26 @@ class Step:
     def rows(self, frame: pl.DataFrame) -> BoolArray | None:
         """Return which rows of a round could pass, (n,); all if None."""
         return None if self.among is None else frame[self.among].to_numpy()
+
+    def fresh(self, sums: FloatArray, count: int, columns: FloatArray) -> dict[str, BoolArray]:
+        """Return which of some rows have a level that no fitted row had, by level.
+
+        ``sums`` (q,) are of the columns over the ``count`` fitted rows, ``columns`` (q, m) of the
+        rows asked about. A category's first level has no column: it is where the others' are 0.
+        """
+        own: dict[str, list[int]] = {}
+        for j, term in enumerate(self.design.terms):
+            if term.level is not None:
+                own.setdefault(term.level[0], []).append(j)
+        found = {
+            self.design.names[j]: columns[j] != 0.0
+            for places in own.values() for j in places if sums[j] == 0.0
+        }  # fmt: skip
+        for column, places in own.items():
+            levels = self.design.levels.get(column, ())
+            if len(places) == len(levels) - 1 and sums[places].sum() == count:
+                found[f"{column}[{levels[0]}]"] = ~columns[places].any(axis=0)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +95,12 @@ def participation_steps(
     Levels of categories are those of all rounds; who replied is not looked at. With fitted
     ``models`` by name the designs are theirs.
     """
-    both = [n for n in ledger.covariates if n in members.covariates]
+    taken = {*ledger.schema.names(), *OWN_COLUMNS}
+    both = [n for n in members.covariates if n in taken]
     if both:
         raise InputError(
-            f"{some(map(repr, both))} stands in the ledger and in the table of clients: rename or "
-            "drop one, so that a formula means one of them."
+            f"{some(map(repr, both))} stands in the table of clients and in the ledger, or has a "
+            "meaning of its own there: rename or drop one, so that a formula means one of them."
         )
     binding = None if models is not None else _Binding.of(ledger, members, formulas)
     steps = []
@@ -111,7 +133,7 @@ class _Binding:
     @classmethod
     def of(cls, ledger: Ledger, members: Members, formulas: Formulas) -> _Binding:
         known = members.frame.lazy().select(ID, *members.covariates)
-        ids = pl.col(ID).cast(members.frame.schema[ID])
+        ids = pl.col(ID).cast(members.frame.schema[ID], strict=False)  # strangers are found later
         query = ledger.scan().with_columns(ids).join(known, on=ID, how="left")
         return cls(query, ledger, members, formulas)
 
@@ -139,13 +161,14 @@ class _Binding:
                 "There is no covariate to explain participation with: ledger and table have none. "
                 "Use history (last_reply, reply_rate, ...), or add covariates."
             )
-        return bound_design(
-            formula,
-            query.with_columns(pl.lit(0.5).alias(name) for name in past),
-            known,
-            more=past,
-            missing=self.formulas.missing,
-            lump_below=self.formulas.lump_below,
-            where=str(self.ledger.directory),
-            checked=False,
-        )
+        with reading(self.ledger.directory):
+            return bound_design(
+                formula,
+                query.with_columns(pl.lit(0.5).alias(name) for name in past),
+                known,
+                more=past,
+                missing=self.formulas.missing,
+                lump_below=self.formulas.lump_below,
+                where=str(self.ledger.directory),
+                checked=False,
+            )

@@ -100,7 +100,7 @@ class CodedTable:
     def of(
         cls,
         table: TableFile,
-        formula: str = ".",
+        formula: str | Design = ".",
         *,
         label: str = ENROLLED,
         weight: str | None = None,
@@ -108,22 +108,19 @@ class CodedTable:
         settings: TableSettings | None = None,
         progress: Progress | None = None,
     ) -> CodedTable:
-        """Return a table coded by a formula; see :func:`table_model`."""
+        """Return a table coded by a formula or a design; see :func:`table_model`."""
         settings = TableSettings() if settings is None else settings
         _check_label(table, label)
         known = {ID, label, weight, ENROLLED, FROM, UNTIL}
         names = tuple(n for n in table.schema if n not in known)
-        rows = _Rows(
-            design=bound_design(
-                formula, table.scan(), names if covariates is None else covariates,
-                missing=settings.missing, lump_below=settings.lump_below, where=str(table.path),
-                checked=False,
-            ),
-            label=label,
-            weight=weight,
+        design = formula if isinstance(formula, Design) else bound_design(
+            formula, table.scan(), names if covariates is None else covariates,
+            missing=settings.missing, lump_below=settings.lump_below, where=str(table.path),
+            checked=False,
         )  # fmt: skip
-        if not rows.design.terms:
-            raise InputError(f"The formula {formula!r} leaves no column to fit.")
+        rows = _Rows(design=design, label=label, weight=weight)
+        if not design.terms:
+            raise InputError(f"The formula {design.formula!r} leaves no column to fit.")
         table.require(rows.columns)
         sample = rows.block(table.sample(SAMPLE_ROWS, rows.columns), str(table.path))
         frame = Frame.of(sample.columns, sample.weights if len(sample.weights) else None)

@@ -40,6 +40,7 @@ class Logged:
     def replies(self, replied: BoolArray) -> RoundReplies:
         """Return what is known of those who replied."""
         prob, known, source = self.participation.prob(replied)
+        known = known & self.units.enrolled[self._rows[replied]]  # in the enrollment stage too
         self.left_out += int((~known).sum())
         rows: IntArray = self._rows[replied][known]
         return self.units.replies(self._index, rows, prob[known], source)

@@ -209,6 +209,9 @@ class _Run:
         assert opening.rows is not None
         present = np.zeros(self.people.members.size, dtype=np.bool_)
         present[opening.rows] = True
+        if not present.any():
+            self._nobody(opening, replied)
+            return None
         if self.present is None or not np.array_equal(present, self.present):
             self._enroll(present)
         assert self.weigher is not None
@@ -228,6 +231,15 @@ class _Run:
         self.weigher.close(replied)
         self.record.left_out = self.source.left_out
         return table
+
+    def _nobody(self, opening: RoundOpening, replied: BoolArray) -> None:
+        """Skip a round nobody was enrolled in; time goes on."""
+        assert opening.table is not None
+        assert opening.rows is not None
+        self.record.rounds += 1
+        self.record.skipped[opening.index] = "nobody is enrolled"
+        self.participation.open(opening.table, opening.rows)
+        self.participation.close(replied)
 
     def _enroll(self, present: BoolArray) -> None:
         standing: Standing = self.people.at(present, self.plan.method)

@@ -70,14 +70,16 @@ class KnownPopulation:
         if not covariates:
             raise InputError(f"{table.path} has no covariate to explain enrollment with.")
         if model is not None:
-            formula, used = model.design.formula, model.design.columns
+            used = model.design.columns
+            table.require(used)
         else:
             clauses = formula_clauses(formula, covariates, table.schema.names())
             used = tuple(part.column for part in used_parts(clauses, formula))
         known_before_enrollment(table, tuple(dict.fromkeys(used)))
         coded = CodedTable.of(
-            table, formula, covariates=covariates, settings=settings, progress=progress
-        )
+            table, formula if model is None else model.design, covariates=covariates,
+            settings=settings, progress=progress,
+        )  # fmt: skip
         inside = table.collect(table.scan().filter(pl.col(ENROLLED)))
         return cls(coded, Members(inside), model)
 
