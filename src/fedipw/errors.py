@@ -56,7 +56,7 @@ class SeparationError(FedIPWError, ValueError):
             f"{', '.join(self.columns)} separate(s) selected from non-selected clients in "
             f"{self.n_rows} rows: probabilities run to 0 or 1 and no weight exists for the clients "
             "that can never be selected. Drop or coarsen the covariate(s), or add an L2 penalty "
-            "(`NewtonLogistic(l2=...)`) if the split is an accident of a small sample."
+            "(`l2=...`, --l2) if the split is an accident of a small sample."
         )
 
 

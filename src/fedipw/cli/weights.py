@@ -17,6 +17,7 @@ from fedipw.cli.progress import bar
 from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
+    from fedipw.data import Ledger
     from fedipw.propensity import StageModel
     from fedipw.propensity.overlap import Overlap
     from fedipw.weights.logrun import LogPlan, LogRecord
@@ -121,8 +122,14 @@ def weights(
     check_table_path(out)
     _check_models(save_models)
     _check_sources(population, enrolled, targets, population_size)
-    if strict is not None and not 0.0 < strict < 1.0:
-        raise InputError(f"--strict takes a probability between 0 and 1, not {strict}.")
+    _check_inputs_kept(out, rounds, population, enrolled, targets)
+    for option, value in (("--strict", strict), ("--threshold", threshold)):
+        if value is not None and not 0.0 < value < 1.0:
+            raise InputError(f"{option} takes a probability between 0 and 1, not {value}.")
+    if targets is not None and enrollment != ".":
+        raise InputError("--enrollment goes with --population: with --targets it is calibrated.")
+    if save_models is not None and participation_fit is FitName.SAME_ROUND:
+        raise InputError("The same-round fit has a model for each round: there is none to save.")
     record, ledger = LogRecord(), Ledger(rounds)
     ledger.require_rounds()
     with ExitStack() as stack:
@@ -136,7 +143,7 @@ def weights(
             models,
         )
         people = _people(
-            population, enrolled, targets, population_size, enrollment, options, models, stack
+            population, enrolled, targets, population_size, enrollment, options, models, ledger
         )
         with bar("rounds") as step, _parts(out) as write:
             for table in logged_weights(people, ledger, plan, record, step):
@@ -158,6 +165,15 @@ def _check_sources(
         raise InputError("--enrolled and --targets go together.")
     if population is not None and size is not None:
         raise InputError("--population-size goes with --targets: a population table has its own.")
+
+
+def _check_inputs_kept(out: Path, rounds: Path, *inputs: Path | None) -> None:
+    """Raise if the output would take the place of an input."""
+    place = out.resolve()
+    if place in {path.resolve() for path in inputs if path is not None}:
+        raise InputError(f"{out} is an input: write the weights elsewhere.")
+    if rounds.resolve() in place.parents:
+        raise InputError(f"{out} lies in the ledger {rounds}: write the weights elsewhere.")
 
 
 def _options(
@@ -220,14 +236,13 @@ def _people(
     formula: str,
     options: Any,
     models: Path | None,
-    stack: ExitStack,
+    ledger: Ledger,
 ) -> KnownPopulation | KnownTotals:
     from fedipw.data.tablefile import TableFile
     from fedipw.data.targets import Targets
     from fedipw.propensity.stage import ENROLLMENT, StageModel
     from fedipw.weights.people import KnownPopulation, KnownTotals
 
-    del stack
     if population is None:
         assert enrolled is not None
         assert targets is not None
@@ -235,8 +250,9 @@ def _people(
     model = None if models is None else StageModel.load(models / f"{ENROLLMENT}.json", ENROLLMENT)
     with bar("population rows") as step:
         return KnownPopulation.of(
-            TableFile(population), formula, settings=options, model=model, progress=step
-        )
+            TableFile(population), formula, settings=options, model=model,
+            later=ledger.covariates, progress=step,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -290,8 +290,8 @@ def _fail_unseen(
     design: Design, column: str, strange: Sequence[str], count: int, where: str
 ) -> NoReturn:
     advice = (
-        "Choose Missing.DROP to leave such rows out, or merge rare levels (lump_below), or bind "
-        "the design to a table that has them."
+        "Choose Missing.DROP (--missing drop) to leave such rows out, or merge rare levels "
+        "(lump_below, --lump-below), or bind the design to a table that has them."
     )
     if design.missing is Missing.INDICATOR:
         advice = f"No row was missing at binding, so there is no {MISSING} level either. {advice}"
@@ -311,7 +311,10 @@ def _check_missing(
     if design.missing is Missing.DROP or (design.missing is Missing.INDICATOR and known):
         return
     rows = some(lost.arg_true().to_list())
-    advice = "Choose Missing.INDICATOR to mark them or Missing.DROP to leave such rows out."
+    advice = (
+        "Choose Missing.INDICATOR (--missing indicator) to mark them or Missing.DROP (--missing "
+        "drop) to leave such rows out."
+    )
     if design.missing is Missing.INDICATOR:
         advice = (
             "It had no missing values when the design was bound: fill these, or bind the design to "

@@ -6,6 +6,7 @@ passes over them whatever the number of clients, and a refit starts where the la
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -71,9 +72,9 @@ class LogSettings:
         if self.last is not None and (self.last < 1 or self.window is not LogWindow.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
 
-    def due(self, past: int) -> bool:
+    def due(self, past: int, fitted_on: int) -> bool:
         """Return whether a round with this many before it asks for a new fit."""
-        return past <= self.refit_every or past % self.refit_every == 0
+        return past <= self.refit_every or past - fitted_on >= self.refit_every
 
 
 class StepProb(NamedTuple):
@@ -150,6 +151,12 @@ class StepLog:
             raise InputError(
                 f"No row of {last - first} round(s) tells of the step {self.step.name!r}: there is "
                 "nothing to fit it on."
+            )
+        rows, passed = self._totals(first, last)
+        if passed in {0, rows}:
+            raise InputError(
+                f"The step {self.step.name!r} cannot be fitted: {passed} of the {rows} rows of "
+                f"rounds {first + 1} to {last} passed it."
             )
         start = None
         if self.fit is not None and self.fit.converged:
@@ -230,6 +237,7 @@ class LoggedParticipation:
         self._replies = ReplyHistory.of(members.size)
         self._available = ReplyHistory.of(members.size)
         self._open: tuple[pl.DataFrame, IntArray] | None = None
+        self.notes: Counter[str] = Counter()  # rounds in which a fit had to leave something aside
 
     @property
     def rounds(self) -> int:
@@ -306,7 +314,7 @@ class LoggedParticipation:
     def _step_prob(
         self, log: StepLog, frame: pl.DataFrame, who: pl.DataFrame, replied: BoolArray
     ) -> StepProb:
-        where = f"round {self.rounds + 1}"
+        where = f"replies of round {self.rounds + 1}"
         columns, kept = log.code(who, where)
         known = np.ones(who.height, dtype=np.bool_) if kept is None else kept
         source = Source.MODEL
@@ -321,9 +329,16 @@ class LoggedParticipation:
             prob[known] = fit
         else:
             fresh = self._unseen(fit, log, columns, where)
+            self._note_unvaried(fit, columns)
             prob[known] = np.where(fresh, np.nan, fit.prob(columns))
             known = ~np.isnan(prob)
         return StepProb(prob, known, source)
+
+    def _note_unvaried(self, fit: LogisticFit, columns: FloatArray) -> None:
+        """Record numbers that vary now and never did in the fit: their coefficient is 0."""
+        for j, name in enumerate(fit.names):
+            if name in fit.constant and columns.shape[1] and np.ptp(columns[j]) > 0.0:
+                self.notes[f"{name} varies, and never did in the rounds fitted on"] += 1
 
     def _past(
         self, log: StepLog, frame: pl.DataFrame, replied: BoolArray
@@ -335,7 +350,7 @@ class LoggedParticipation:
             return self._round_rate(log, frame, replied), Source.ROUND_RATE
         if not log.enough(first, last):
             return rate, Source.PAST_RATE
-        if log.fit is not None and not self.settings.due(last):
+        if log.fit is not None and not self.settings.due(last, log.fitted_on):
             return log.fit, Source.MODEL
         try:
             return log.refit(first, last), Source.MODEL

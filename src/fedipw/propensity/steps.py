@@ -102,7 +102,9 @@ def participation_steps(
             f"{some(map(repr, both))} stands in the table of clients and in the ledger, or has a "
             "meaning of its own there: rename or drop one, so that a formula means one of them."
         )
-    binding = None if models is not None else _Binding.of(ledger, members, formulas)
+    binding = (
+        None if models is not None else _Binding.of(ledger, members, formulas, everyone=in_one)
+    )
     steps = []
     if AVAILABLE in ledger.schema and not in_one:
         design = _saved(models, AVAILABILITY) if binding is None else binding.availability()
@@ -131,10 +133,17 @@ class _Binding:
     formulas: Formulas
 
     @classmethod
-    def of(cls, ledger: Ledger, members: Members, formulas: Formulas) -> _Binding:
+    def of(
+        cls, ledger: Ledger, members: Members, formulas: Formulas, *, everyone: bool
+    ) -> _Binding:
         known = members.frame.lazy().select(ID, *members.covariates)
         ids = pl.col(ID).cast(members.frame.schema[ID], strict=False)  # strangers are found later
-        query = ledger.scan().with_columns(ids).join(known, on=ID, how="left")
+        rounds = ledger.scan().with_columns(ids)
+        query = rounds.join(known, on=ID, how="left")
+        if everyone:  # those without a row have covariates too; their X are values that occur
+            occurs = rounds.select(pl.col(ledger.covariates).drop_nulls().first())
+            others = known.join(rounds.select(ID), on=ID, how="anti").join(occurs, how="cross")
+            query = pl.concat([query, others], how="diagonal_relaxed")
         return cls(query, ledger, members, formulas)
 
     def availability(self) -> Design:

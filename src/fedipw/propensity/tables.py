@@ -264,12 +264,16 @@ def known_before_enrollment(table: TableFile, names: Sequence[str]) -> None:
 
     Such a column exists only because the client enrolled, so it can never explain enrollment.
     """
-    outside = ~pl.col(ENROLLED)
+    outside, schema = ~pl.col(ENROLLED), table.schema
+    missing = {
+        n: pl.col(n).is_null() | pl.col(n).is_nan() if schema[n].is_float() else pl.col(n).is_null()
+        for n in names
+    }
     query = table.scan().select(
         outside.sum().alias("(outside)"),
         pl.len().alias("(all)"),
-        *(pl.col(n).null_count().alias(f"{n} all") for n in names),
-        *(pl.col(n).filter(outside).null_count().alias(f"{n} outside") for n in names),
+        *(lost.sum().alias(f"{n} all") for n, lost in missing.items()),
+        *((lost & outside).sum().alias(f"{n} outside") for n, lost in missing.items()),
     )
     found = table.collect(query).row(0, named=True)
     size, everyone = found["(outside)"], found["(all)"]

@@ -12,7 +12,7 @@ import polars as pl
 
 from fedipw.data.ledger import OPENED_AT, REPLIED, ROUND, Ledger
 from fedipw.data.population import ID
-from fedipw.errors import EmptyRoundError, InputError
+from fedipw.errors import EmptyRoundError, InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import some
 from fedipw.propensity.logged import LoggedParticipation, LogSettings, LogWindow
 from fedipw.propensity.steps import Formulas, participation_steps
@@ -174,6 +174,7 @@ def logged_weights(
     record.refits += sum(log.fits for log in participation.logs)
     record.passes += sum(log.passes for log in participation.logs)
     record.rows_left_out += sum(log.left_out for log in participation.logs)
+    record.notes.update(participation.notes)
     record.participation = dict(models or {}) or {
         log.step.name: log.model() for log in participation.logs if log.fit is not None
     }
@@ -213,7 +214,7 @@ class _Run:
             self._nobody(opening, replied)
             return None
         if self.present is None or not np.array_equal(present, self.present):
-            self._enroll(present)
+            self._enroll(present, opening.index)
         assert self.weigher is not None
         assert self.source is not None
         self.record.rounds += 1
@@ -241,8 +242,16 @@ class _Run:
         self.participation.open(opening.table, opening.rows)
         self.participation.close(replied)
 
-    def _enroll(self, present: BoolArray) -> None:
-        standing: Standing = self.people.at(present, self.plan.method)
+    def _enroll(self, present: BoolArray, index: int) -> None:
+        try:
+            standing: Standing = self.people.at(present, self.plan.method)
+        except (SeparationError, NotConvergedError) as error:
+            if not self.people.members.changes:
+                raise
+            raise InputError(
+                f"Enrollment as it stood in round {index} ({int(present.sum())} clients) cannot be "
+                f"fitted: {error}"
+            ) from error
         self.present = present
         self.scheme = self.plan.method.scheme_for(standing.facts)
         self.record.standings += 1

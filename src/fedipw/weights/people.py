@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -21,7 +22,7 @@ from fedipw.data.tablefile import TableFile
 from fedipw.data.targets import Targets
 from fedipw.data.terms import term_of
 from fedipw.errors import FedIPWError, InputError
-from fedipw.numerics.checks import check_positive
+from fedipw.numerics.checks import check_positive, some
 from fedipw.propensity.overlap import Overlap, overlap
 from fedipw.propensity.tables import CodedTable, TableSettings, known_before_enrollment
 from fedipw.weights.balance import CLIENTS_PER_MOMENT, Balance
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fedipw.propensity.tables import Progress
 
 T = TypeVar("T")
+PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
 
 
 @final
@@ -59,9 +61,13 @@ class KnownPopulation:
         *,
         settings: TableSettings | None = None,
         model: StageModel | None = None,
+        later: Collection[str] = (),
         progress: Progress | None = None,
     ) -> KnownPopulation:
-        """Return a population from its table, checked and coded."""
+        """Return a population from its table, checked and coded.
+
+        ``later`` names columns known only of enrolled clients, such as those of a ledger.
+        """
         table.require([ID, ENROLLED])
         _check_flags(table)
         require_unique_ids(table)
@@ -73,6 +79,7 @@ class KnownPopulation:
             used = model.design.columns
             table.require(used)
         else:
+            _refuse_later(formula, [name for name in later if name not in table.schema])
             clauses = formula_clauses(formula, covariates, table.schema.names())
             used = tuple(part.column for part in used_parts(clauses, formula))
         known_before_enrollment(table, tuple(dict.fromkeys(used)))
@@ -111,15 +118,18 @@ class KnownPopulation:
     def at(self, present: BoolArray, method: Method) -> Standing:
         """Return enrollment when these members are enrolled, fitted on who is enrolled then."""
         columns, known = self.columns
-        note, model = "", self.model
-        if model is None:
+        note, model, rate = "", self.model, np.nan
+        if model is None and self.members.changes and self._few(present):
+            rate = float(present.sum()) / self.size
+            note = f"constant enrollment rate: fewer than {PER_COEFFICIENT} clients a coefficient"
+        elif model is None:
             try:
                 model = self._fitted(present)
             except FedIPWError as error:
                 if method.uses_enrollment:
                     raise
                 note = f"no enrollment probabilities: {error}"
-        prob = np.full(self.members.size, np.nan)
+        prob = np.full(self.members.size, rate)
         if model is not None:
             prob[known] = model.fit.prob(columns)
         units = units_of(self.members, present & known, prob)
@@ -127,6 +137,12 @@ class KnownPopulation:
         if method.balanced:
             facts = self._with_balance(facts, units.enrolled, method)
         return Standing(units=units, facts=facts, model=model, note=note)
+
+    def _few(self, present: BoolArray) -> bool:
+        """Return whether too few are enrolled, or left, for a model of enrollment."""
+        inside = int(present.sum())
+        needed = PER_COEFFICIENT * (len(self.coded.design.terms) + 1)
+        return min(inside, self.size - inside) <= needed
 
     def _fitted(self, present: BoolArray) -> StageModel:
         start, self._rows = None, self.coded.partitions
@@ -234,6 +250,15 @@ def _check_flags(table: TableFile) -> None:
         )
     if inside == 0:
         raise InputError(f"{table.path}: no client of {rows} is enrolled: nobody is to be weighed.")
+
+
+def _refuse_later(formula: str, later: Sequence[str]) -> None:
+    named = [n for n in later if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", formula)]
+    if named:
+        raise InputError(
+            f"{some(map(repr, named))} stands only in the ledger: it is known after enrollment and "
+            "cannot explain it. Leave it to the participation stage."
+        )
 
 
 def design_means(table: TableFile, design: Design) -> FloatArray:
