@@ -468,7 +468,15 @@ REFUSED: dict[str, tuple[Spoil, tuple[object, ...], tuple[str, ...]]] = {
         _people(score=POST), ("--enrollment", "age + score"), ("'score'", "after enrollment"),
     ),
     "a ledger column for enrollment": (
-        lambda _: None, ("--enrollment", "age + x"), ("'age + x'", "'x' names no column"),
+        lambda _: None, ("--enrollment", "age + x"), ("'x'", "stands only in the ledger"),
+    ),
+    "a threshold that is no probability": (
+        lambda _: None, ("--threshold", "-1"), ("--threshold", "-1"),
+    ),
+    "models of single rounds to save": (
+        lambda _: None,
+        ("--participation-fit", "same-round", "--save-models", "models"),
+        ("same-round", "none to save"),
     ),
     "an unknown scheme": (lambda _: None, ("--scheme", "fedpiw"), ("did you mean fedipw?",)),
     "oracle": (lambda _: None, ("--scheme", "oracle"), ("needs true probabilities",)),
