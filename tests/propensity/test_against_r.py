@@ -67,6 +67,14 @@ def test_coefficients_equal_rs(fit: EnrollmentFit) -> None:
     assert fit.dropped == ()
 
 
+def test_standard_errors_equal_rs(fit: EnrollmentFit) -> None:
+    assert fit.model is not None
+    inner = fit.model.classifier_
+    expected = np.array([R["se"][name] for name in (*COLUMNS, "(Intercept)")])
+    np.testing.assert_allclose(inner.standard_errors_, expected, rtol=5e-9)
+    np.testing.assert_allclose(np.diag(inner.covariance_), expected**2, rtol=1e-8)
+
+
 def test_fitted_probabilities_equal_rs(fit: EnrollmentFit) -> None:
     np.testing.assert_allclose(fit.prob, FITTED["p"].to_numpy(), rtol=1e-11)
     assert fit.prob.min() == pytest.approx(R["p_min"], rel=1e-11)

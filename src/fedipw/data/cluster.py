@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeVar, final
 
 from fedipw.data.partitions import Block
 from fedipw.data.tablefile import Slice
 from fedipw.errors import InputError
+from fedipw.numerics.checks import some
 
 T = TypeVar("T")
 
@@ -22,11 +24,13 @@ def connected(address: str) -> Iterator[Any]:
     """Yield a client of the scheduler at an address such as ``tcp://10.0.0.1:8786``."""
     try:
         from distributed import Client  # noqa: PLC0415
+        from distributed.comm import get_address_host_port  # noqa: PLC0415
     except ImportError:
         raise InputError(
             "A Dask scheduler needs the extra `dask`: pip install 'fedipw[dask]'."
         ) from None
     try:
+        get_address_host_port(address)  # a client of what is no address takes long to go away
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(f"No Dask scheduler answers at {address}: {error}.") from error
@@ -55,6 +59,7 @@ class ClusterBlocks:
     ) -> None:
         if not slices:
             raise InputError("There are no rows.")
+        _require_package(client)
         self._client = client
         self._blocks = client.map(load, slices, pure=False, key="fedipw-load")
         counts = client.map(_rows, self._blocks, pure=False, key="fedipw-rows")
@@ -71,6 +76,14 @@ class ClusterBlocks:
             values = pairs + values[2 * len(pairs) :]
         result: T = values[0].result()
         return result
+
+
+def _require_package(client: Any) -> None:
+    """Raise if a worker lacks this package: it could not read its tasks, and nobody would tell."""
+    known = client.run(lambda: find_spec("fedipw") is not None)  # a lambda travels by value
+    lacking = [address for address, there in known.items() if not there]
+    if lacking:
+        raise InputError(f"Dask worker {some(lacking)} cannot import fedipw: install it there.")
 
 
 def _rows(block: Block) -> int:
