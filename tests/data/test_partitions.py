@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedipw.data.partitions import BLOCK_ROWS, Block, Blocks, Frame, added, sum_over
+from fedipw.data.frames import Frame
+from fedipw.data.partitions import BLOCK_ROWS, Block, Blocks, added, sum_over
 from fedipw.errors import InputError
 from fedipw.numerics.threads import limit_threads, thread_count
 from fedipw.numerics.types import FloatArray

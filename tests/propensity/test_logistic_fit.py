@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.data.design import Missing
-from fedipw.data.partitions import Block, Blocks, Frame
+from fedipw.data.frames import Frame
+from fedipw.data.partitions import Block, Blocks
 from fedipw.data.tablefile import TableFile
 from fedipw.errors import InputError, NotConvergedError
 from fedipw.numerics.types import FloatArray, LabelArray
@@ -511,3 +512,16 @@ def test_labels_must_be_true_or_false_and_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no column 'joined'"):
         table_model(table, "age", label="joined")
     assert table_model(table, "age + os", label="flag").fit.selected == frame["flag"].sum()
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-8, 1.0, 1e8])
+def test_the_unit_of_a_column_without_a_frame_does_not_matter(unit: float) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=300)
+    overlapping = (x + 0.02 * rng.normal(size=300) > 0).astype(np.int8)
+    fit = logistic_fit(Blocks.of_arrays((x * unit)[:, None], overlapping), ["a"])
+    plain = logistic_fit(Blocks.of_arrays(x[:, None], overlapping), ["a"])
+    assert fit.converged
+    np.testing.assert_allclose(fit.coefficients * unit, plain.coefficients, rtol=1e-9)
+    parted = (x > 0).astype(np.int8)
+    assert logistic_fit(Blocks.of_arrays((x * unit)[:, None], parted), ["a"]).separating == ("a",)

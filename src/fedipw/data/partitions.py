@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, final
@@ -296,35 +295,3 @@ class _Scratch:
         labels = got[cells : cells + entry.labels].view(np.int8)
         weights = np.frombuffer(got[cells + entry.labels :].tobytes(), dtype=np.float64)
         return Block(columns, labels, weights, entry.start)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
-    """An affine change of columns, (x - centre) / scale, fixed before any row is read."""
-
-    centre: FloatArray  # (q,)
-    scale: FloatArray  # (q,)
-
-    @classmethod
-    def of(cls, columns: FloatArray, weights: FloatArray | None = None) -> Frame:
-        """Return mean and standard deviation of columns (q, m); 1 where a column hardly varies."""
-        if columns.shape[1] == 0 or (weights is not None and not weights.any()):
-            return cls(np.zeros(len(columns)), np.ones(len(columns)))
-        share = np.full(columns.shape[1], 1.0) if weights is None else weights
-        share = share / share.sum()
-        centre = columns @ share
-        scale = np.sqrt((columns - centre[:, None]) ** 2 @ share)
-        tiny = 1e-12 * np.maximum(1e-300, np.abs(columns).max(axis=1, initial=0.0))
-        return cls(centre, np.where(scale > tiny, scale, 1.0))
-
-    def matrix(self) -> FloatArray:
-        """Return what takes coefficients, intercept last, of columns to those in this frame."""
-        out = np.diag(np.append(self.scale, 1.0))
-        out[-1, :-1] = self.centre
-        return out
-
-    def standard(self, columns: FloatArray) -> FloatArray:
-        """Return columns (q, m) in this frame, changed in place."""
-        columns -= self.centre[:, None]
-        columns /= self.scale[:, None]
-        return columns

@@ -12,7 +12,7 @@ from fedipw.propensity.crossfit import (
 from fedipw.propensity.enrollment import EnrollmentFit, enrollment_fit
 from fedipw.propensity.fit import LogisticFit, logistic_fit
 from fedipw.propensity.history import ReplyHistory
-from fedipw.propensity.logged import LoggedParticipation, LogSettings, LogWindow
+from fedipw.propensity.logged import LoggedParticipation
 from fedipw.propensity.logistic import NewtonLogistic
 from fedipw.propensity.model import PropensityModel
 from fedipw.propensity.participation import (
@@ -23,6 +23,7 @@ from fedipw.propensity.participation import (
 )
 from fedipw.propensity.reference import ReferenceFit, reference_sample_fit
 from fedipw.propensity.stage import StageModel
+from fedipw.propensity.steplog import LogSettings, LogWindow
 from fedipw.propensity.steps import Formulas, Step, participation_steps
 from fedipw.propensity.tables import CodedTable, TableSettings, table_model
 

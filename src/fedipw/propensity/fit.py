@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.data.partitions import Block, Frame, Partitions, sum_over
+from fedipw.data.frames import Frame, Framed, frame_of
+from fedipw.data.partitions import Block, Partitions, sum_over
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.logistic import ColumnSums, column_sums, sigmoids
 from fedipw.numerics.newton import NewtonResult, NewtonStatus, Sums, newton_minimum
@@ -113,8 +114,9 @@ def logistic_fit(
     names
         Names of the q columns.
     frame
-        The affine change the columns have gone through; none by default. It does not move the
-        maximum, only conditions the steps; results are in the original units.
+        The affine change the columns have gone through, to about mean 0 and deviation 1. It does
+        not move the maximum, only conditions the steps; results are in the original units. Without
+        it one pass finds it, and each pass applies it.
     l2
         Ridge penalty in the original units; 0 is maximum likelihood. The intercept is free.
     start
@@ -135,7 +137,9 @@ def logistic_fit(
         raise InputError(f"l2 must be 0 or more, not {l2!r}.")
     names = tuple(names)
     q = len(names)
-    frame = Frame(np.zeros(q), np.ones(q)) if frame is None else frame
+    if frame is None:
+        frame = frame_of(partitions, q)
+        partitions = Framed(partitions, frame)
     run = _Run(partitions, l2 / frame.scale**2)
     point = run.rate_only(q) if start is None else run.likelier(_into(frame, start))
     kept, constant = run.independent(point)

@@ -12,7 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedipw.data.partitions import Blocks, Frame
+from fedipw.data.frames import Frame
+from fedipw.data.partitions import Blocks
 from fedipw.errors import InputError
 from fedipw.propensity.fit import LogisticFit, logistic_fit
 

@@ -13,8 +13,9 @@ import polars as pl
 
 from fedipw.data.cluster import ClusterBlocks
 from fedipw.data.design import Design, Missing, bound_design
+from fedipw.data.frames import Frame
 from fedipw.data.members import FROM, UNTIL
-from fedipw.data.partitions import Block, Blocks, Frame, Partitions, sum_over
+from fedipw.data.partitions import Block, Blocks, Partitions, sum_over
 from fedipw.data.population import ENROLLED, ID
 from fedipw.data.tablefile import Slice, TableFile, rows_of
 from fedipw.errors import FedIPWError, InputError

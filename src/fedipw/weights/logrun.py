@@ -14,7 +14,8 @@ from fedipw.data.ledger import OPENED_AT, REPLIED, ROUND, Ledger
 from fedipw.data.population import ID
 from fedipw.errors import EmptyRoundError, InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import some
-from fedipw.propensity.logged import LoggedParticipation, LogSettings, LogWindow
+from fedipw.propensity.logged import LoggedParticipation
+from fedipw.propensity.steplog import LogSettings, LogWindow
 from fedipw.propensity.steps import Formulas, participation_steps
 from fedipw.weights.functions import effective_sample_size
 from fedipw.weights.logged import Logged
