@@ -518,7 +518,7 @@ def test_labels_must_be_true_or_false_and_there(tmp_path: Path) -> None:
 def test_the_unit_of_a_column_without_a_frame_does_not_matter(unit: float) -> None:
     rng = np.random.default_rng(2)
     x = rng.normal(size=300)
-    overlapping = (x + 0.02 * rng.normal(size=300) > 0).astype(np.int8)
+    overlapping = (x + 0.1 * rng.normal(size=300) > 0).astype(np.int8)
     fit = logistic_fit(Blocks.of_arrays((x * unit)[:, None], overlapping), ["a"])
     plain = logistic_fit(Blocks.of_arrays(x[:, None], overlapping), ["a"])
     assert fit.converged

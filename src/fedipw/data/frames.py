@@ -42,6 +42,12 @@ class Frame:
         out[-1, :-1] = self.centre
         return out
 
+    def inverse(self) -> FloatArray:
+        """Return what takes coefficients in this frame back to those of the columns."""
+        out = np.diag(np.append(1.0 / self.scale, 1.0))
+        out[-1, :-1] = -self.centre / self.scale
+        return out
+
     def standard(self, columns: FloatArray) -> FloatArray:
         """Return columns (q, m) in this frame, changed in place."""
         columns -= self.centre[:, None]

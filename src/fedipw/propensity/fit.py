@@ -320,7 +320,7 @@ def _result(
     point = np.zeros(len(kept))
     point[kept] = found.point
     beta = point[:-1] / frame.scale
-    back = np.linalg.inv(frame.matrix())
+    back = frame.inverse()
     covariance = np.zeros((len(kept), len(kept)))
     if found.status is NewtonStatus.CONVERGED and not positions:
         covariance[np.ix_(kept, kept)] = np.linalg.pinv(

@@ -163,7 +163,7 @@ class StepLog:
         hessian = np.linalg.pinv(within, hermitian=True) + at.hessian[np.ix_(kept, kept)]
         step = np.zeros(len(beta))
         step[kept] = np.linalg.lstsq(hessian, at.gradient[kept])[0]
-        moved: FloatArray = np.linalg.solve(into, beta - step)
+        moved: FloatArray = self.frame.inverse() @ (beta - step)
         return moved
 
     def model(self) -> StageModel:
