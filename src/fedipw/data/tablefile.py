@@ -110,26 +110,20 @@ class TableFile:
         )
 
     def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        rows: int = BATCH_ROWS,
-        where: pl.Expr | None = None,
+        self, columns: Sequence[str] | None = None, *, rows: int = BATCH_ROWS
     ) -> Iterator[pl.DataFrame]:
-        """Yield the rows in order, some columns of them, those that fulfil a condition."""
-        query = self.scan()
-        if where is not None:
-            query = query.filter(where)
-        if columns is not None:
-            self.require(columns)
-            query = query.select(columns)
-        done = 0
-        with reading(self.path):
-            for batch in query.collect_batches(chunk_size=rows, maintain_order=True, lazy=True):
-                done += batch.height
-                yield batch
-        if where is None and done != self.rows:  # batches may just end where a file is damaged
-            raise InputError(f"{self.path}: only {done} of {self.rows} rows are readable.")
+        """Yield the rows in order, some columns of them; no batch goes beyond one file."""
+        chosen = self.schema.names() if columns is None else columns
+        self.require(chosen)
+        for part, size in zip(self.parts, self._part_rows, strict=True):
+            done = 0
+            with reading(part):
+                query = _scan(part).select(chosen)
+                for batch in query.collect_batches(chunk_size=rows, maintain_order=True, lazy=True):
+                    done += batch.height
+                    yield batch
+            if done != size:  # batches may just end where a file is damaged
+                raise InputError(f"{part}: only {done} of {size} rows are readable.")
 
     def collect(self, query: pl.LazyFrame) -> pl.DataFrame:
         """Return the result of a query on this table, computed in batches."""
