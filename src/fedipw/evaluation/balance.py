@@ -1,0 +1,400 @@
+"""Covariate balance: how far groups of clients lie from the population, before and after weights.
+
+Moments are sums over rows, so the population may be larger than memory; only (q,) numbers are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from fedipw.data.partitions import Block, Partitions, sum_over
+from fedipw.data.population import ENROLLED
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_finite, check_rows, some
+
+if TYPE_CHECKING:
+    from fedipw.data.frames import Frame
+    from fedipw.data.targets import Targets
+    from fedipw.numerics.types import FloatArray
+
+POPULATION: Final = "population"
+PARTICIPANTS: Final = "participants"
+ENROLLED_WEIGHTED: Final = "enrolled weighted"
+PARTICIPANTS_WEIGHTED: Final = "participants weighted"
+THRESHOLD = 0.1  # of |SMD|, beyond which a column is commonly called unbalanced
+_TINY = 1e-12  # what rounding leaves of a deviation or a share that is 0
+BlockWeights = Callable[[Block], "FloatArray"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moments:
+    """Weighted mean and squares of columns; moments of two sets of rows add up."""
+
+    rows: int  # with a weight above 0
+    weight: float  # sum of weights
+    mean: FloatArray  # (q,)
+    square: FloatArray  # (q,) weighted squares about the mean
+
+    def __add__(self, other: Moments) -> Moments:
+        weight, apart = self.weight + other.weight, other.mean - self.mean
+        share = other.weight / weight if weight > 0.0 else 0.0
+        return Moments(
+            rows=self.rows + other.rows,
+            weight=weight,
+            mean=self.mean + apart * share,
+            square=self.square + other.square + apart**2 * (self.weight * share),
+        )
+
+    @property
+    def sd(self) -> FloatArray:
+        """Standard deviations over n - 1 (E10), (q,); 0 for a column that does not vary."""
+        if self.rows < 2:
+            raise InputError(f"A standard deviation needs two rows or more, not {self.rows}.")
+        sd = np.sqrt(self.square / self.weight * (self.rows / (self.rows - 1)))
+        found: FloatArray = np.where(sd > _TINY * np.abs(self.mean), sd, 0.0)
+        return found
+
+    def outside(self, frame: Frame) -> Moments:
+        """Return the moments in the columns' own units, of columns that were in a frame."""
+        return Moments(
+            rows=self.rows,
+            weight=self.weight,
+            mean=frame.centre + frame.scale * self.mean,
+            square=frame.scale**2 * self.square,
+        )
+
+    def with_rests(self, rests: Sequence[Sequence[int]]) -> Moments:
+        r"""Return moments with one more column for each set of levels: the share of the level left.
+
+        .. math:: \bar x_0 = 1 - \sum_{l > 0} \bar x_l, \quad
+           S_0 = W \bar x_0 (1 - \bar x_0) \qquad (E12)
+
+        with :math:`S` the squares about the mean and :math:`W` the sum of weights, exact for
+        columns of 0 and 1.
+        """
+        if not rests:
+            return self
+        share = _rest_shares(self.mean, rests)
+        square = self.weight * np.maximum(share * (1.0 - share), 0.0)
+        return Moments(
+            rows=self.rows,
+            weight=self.weight,
+            mean=np.append(self.mean, share),
+            square=np.append(self.square, square),
+        )
+
+
+def _rest_shares(mean: FloatArray, rests: Sequence[Sequence[int]]) -> FloatArray:
+    share = np.array([1.0 - mean[list(rest)].sum() for rest in rests])
+    return np.where(np.abs(share) > _TINY, share, 0.0)
+
+
+def weighted_moments(columns: FloatArray, weights: FloatArray | None = None) -> Moments:
+    r"""Return the moments of columns (q, m) under weights (m,), 1 each by default.
+
+    .. math:: \bar x = \frac{\sum_i w_i x_i}{\sum_i w_i}, \qquad
+       s^2 = \frac{n}{n - 1} \frac{\sum_i w_i (x_i - \bar x)^2}{\sum_i w_i} \qquad (E10)
+
+    with n the number of rows of positive weight. A common factor of the weights changes nothing.
+
+    >>> found = weighted_moments(np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 1.0, 0.0]))
+    >>> found.rows, found.mean, found.sd.round(4)
+    (2, array([1.5]), array([0.7071]))
+    """
+    if columns.ndim != 2 or not columns.shape[1]:
+        raise InputError(f"Columns must be (q, m) with m rows or more than none: {columns.shape}.")
+    check_finite(columns.T, [f"column {j}" for j in range(len(columns))], "balance")
+    if weights is None:
+        weights = np.ones(columns.shape[1])
+    check_rows(columns.shape[1], weights=weights)
+    return _filled(_moments(columns, weights))
+
+
+def partition_moments(
+    partitions: Partitions, frame: Frame | None = None, weigh: BlockWeights | None = None
+) -> Moments:
+    """Return the moments of rows in partitions, by one pass.
+
+    Parameters
+    ----------
+    partitions
+        Rows by column, in ``frame`` if one is given; their own weights count.
+    frame
+        The affine change the columns have gone through; moments are in the original units.
+    weigh
+        Weights (m,) of a block's rows, beside their own: labels choose the enrolled, say.
+
+    Examples
+    --------
+    >>> from fedipw.data.partitions import Blocks
+    >>> rows = Blocks.of_arrays(np.array([[1.0], [2.0], [6.0]]), np.array([1, 1, 0], np.int8))
+    >>> partition_moments(rows).mean, partition_moments(rows, weigh=lambda b: 1.0 * b.labels).mean
+    (array([3.]), array([1.5]))
+    """
+    found = _filled(sum_over(partitions, partial(_block_moments, weigh=weigh)))
+    return found if frame is None else found.outside(frame)
+
+
+def _block_moments(block: Block, weigh: BlockWeights | None) -> Moments:
+    weights = block.weights if len(block.weights) else np.ones(block.rows)
+    return _moments(block.columns, weights if weigh is None else weights * weigh(block))
+
+
+def _moments(columns: FloatArray, weights: FloatArray) -> Moments:
+    if not (np.isfinite(weights) & (weights >= 0.0)).all():
+        raise InputError("Weights of groups must be finite and not negative.")
+    total = float(weights.sum())
+    mean = columns @ weights / (total if total > 0.0 else 1.0)
+    square = (columns - mean[:, None]) ** 2 @ weights
+    return Moments(rows=int((weights > 0.0).sum()), weight=total, mean=mean, square=square)
+
+
+def _filled(found: Moments) -> Moments:
+    if not (np.isfinite(found.weight) and found.weight > 0.0):
+        raise InputError(f"The weights of a group sum to {found.weight:g}: it has no mean.")
+    if not (np.isfinite(found.mean) & np.isfinite(found.square)).all():
+        raise InputError("Some columns have values that are missing, infinite or too large.")
+    return found
+
+
+def standardised_differences(
+    group_mean: FloatArray, mean: FloatArray, sd: FloatArray
+) -> FloatArray:
+    r"""Standardised mean differences of a group against the population, (q,).
+
+    .. math:: \text{SMD} = \frac{\bar x_{group} - \bar x_{pop}}{s} \qquad (E11)
+
+    Where a column does not vary, 0 if the means agree and infinite if they do not.
+
+    >>> standardised_differences(np.array([2.0, 1.0]), np.array([1.0, 1.0]), np.array([4.0, 0.0]))
+    array([0.25, 0.  ])
+    """
+    check_rows(len(mean), group_mean=group_mean, sd=sd)
+    apart = group_mean - mean
+    same = np.abs(apart) <= _TINY * np.maximum(np.abs(mean), np.abs(group_mean))
+    flat = sd == 0.0
+    limits = np.where(same, 0.0, np.copysign(np.inf, apart))
+    out: FloatArray = np.where(flat, limits, apart / np.where(flat, 1.0, sd))
+    return out
+
+
+def balance_groups(
+    columns: FloatArray,
+    *,
+    enrollment_weights: FloatArray | None = None,
+    reply_counts: FloatArray | None = None,
+    reply_weights: FloatArray | None = None,
+) -> dict[str, Moments]:
+    """Return the moments of the groups that are known, by name.
+
+    Parameters
+    ----------
+    columns
+        Of the enrolled, (q, m).
+    enrollment_weights
+        Of the enrolled, (m,).
+    reply_counts, reply_weights
+        How often each of the enrolled replied, and the sum of the weights of its replies, (m,):
+        someone who replied in three rounds counts three times.
+    """
+    weights = {
+        PARTICIPANTS: reply_counts,
+        ENROLLED_WEIGHTED: enrollment_weights,
+        PARTICIPANTS_WEIGHTED: reply_weights,
+    }
+    found = {ENROLLED: weighted_moments(columns)}
+    return found | {
+        name: weighted_moments(columns, w) for name, w in weights.items() if w is not None
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """One column in one group."""
+
+    group: str
+    mean: float
+    smd: float  # (E11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceRow:
+    """One column, or one level of a category."""
+
+    name: str
+    mean: float  # of the population
+    sd: float
+    groups: tuple[GroupRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """How far a group is from the population in all columns."""
+
+    group: str
+    largest: float  # of |SMD|
+    largest_name: str
+    threshold: float
+    above: tuple[str, ...]  # columns beyond the threshold, the largest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceTable:
+    """Standardised mean differences of groups against the population.
+
+    Examples
+    --------
+    >>> everyone = np.array([[20.0, 30.0, 40.0, 50.0], [0.0, 0.0, 1.0, 1.0]])
+    >>> groups = balance_groups(everyone[:, :3], enrollment_weights=np.array([1.0, 1.0, 2.0]))
+    >>> table = BalanceTable.of(["age", "os[web]"], weighted_moments(everyone), groups,
+    ...                         levels={"os": ("ios", "web")})
+    >>> [(row.name, round(row.groups[0].smd, 3), round(row.groups[1].smd, 3)) for row in table.rows]
+    [('age', -0.387, -0.194), ('os[ios]', 0.289, 0.0), ('os[web]', -0.289, 0.0)]
+    >>> table.summary("enrolled weighted").above
+    ('age',)
+    """
+
+    scale_from: str  # whose standard deviation is the unit: the population, or a group
+    rows: tuple[BalanceRow, ...]
+    groups: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        population: Moments,
+        groups: Mapping[str, Moments],
+        *,
+        levels: Mapping[str, Sequence[str]] | None = None,
+    ) -> BalanceTable:
+        """Return the balance against a population whose rows are known.
+
+        ``names`` are those of the q columns (``design.names``), ``levels`` those of each category
+        (``design.levels``): where all but one are columns, the one left gets a row too (E12).
+        """
+        places, rests = _places(names, levels or {})
+        _check_columns(len(names), {POPULATION: population, **groups})
+        whole = population.with_rests(rests)
+        return cls._made(places, whole.mean, whole.sd, groups, rests, POPULATION)
+
+    @classmethod
+    def of_targets(
+        cls,
+        targets: Targets,
+        groups: Mapping[str, Moments],
+        *,
+        levels: Mapping[str, Sequence[str]] | None = None,
+        scale_group: str = ENROLLED_WEIGHTED,
+    ) -> BalanceTable:
+        """Return the balance against population means; the scale is a weighted group's deviation.
+
+        Columns of the groups are in the order of the targets. ``scale_group`` names the group whose
+        standard deviation stands for the population's, which is not known.
+        """
+        places, rests = _places(targets.names, levels or {})
+        _check_columns(len(targets.names), groups)
+        if scale_group not in groups:
+            raise InputError(f"No group {scale_group!r} to take the scale from: {some(groups)}.")
+        base = groups[scale_group].with_rests(rests)
+        mean = np.append(targets.values, _rest_shares(targets.values, rests))
+        return cls._made(places, mean, base.sd, groups, rests, scale_group)
+
+    @classmethod
+    def _made(  # noqa: PLR0917
+        cls,
+        places: Sequence[tuple[str, int]],
+        mean: FloatArray,
+        sd: FloatArray,
+        groups: Mapping[str, Moments],
+        rests: Sequence[Sequence[int]],
+        scale_from: str,
+    ) -> BalanceTable:
+        means = {group: found.with_rests(rests).mean for group, found in groups.items()}
+        smds = {group: standardised_differences(m, mean, sd) for group, m in means.items()}
+        rows = tuple(
+            BalanceRow(
+                name=name,
+                mean=float(mean[j]),
+                sd=float(sd[j]),
+                groups=tuple(
+                    GroupRow(group=group, mean=float(means[group][j]), smd=float(smds[group][j]))
+                    for group in groups
+                ),
+            )
+            for name, j in places
+        )
+        return cls(scale_from=scale_from, rows=rows, groups=tuple(groups))
+
+    def smd(self, group: str) -> dict[str, float]:
+        """Return the differences of a group by column."""
+        if group not in self.groups:
+            raise InputError(f"No group {group!r}; there are {some(self.groups)}.")
+        k = self.groups.index(group)
+        return {row.name: row.groups[k].smd for row in self.rows}
+
+    def summary(self, group: str, threshold: float = THRESHOLD) -> GroupSummary:
+        """Return the largest difference of a group and the columns beyond a threshold."""
+        sizes = {name: abs(value) for name, value in self.smd(group).items()}
+        ordered = sorted(sizes, key=lambda name: -sizes[name])
+        return GroupSummary(
+            group=group,
+            largest=sizes[ordered[0]],
+            largest_name=ordered[0],
+            threshold=threshold,
+            above=tuple(name for name in ordered if sizes[name] > threshold),
+        )
+
+    def lines(self, threshold: float = THRESHOLD) -> tuple[str, ...]:
+        """Return what people should read, a line for each group."""
+        out = []
+        for found in (self.summary(group, threshold) for group in self.groups):
+            names = f": {some(found.above)}" if found.above else ""
+            out.append(
+                f"{found.group.capitalize()}: largest |SMD| {found.largest:.3f} "
+                f"({found.largest_name}); {len(found.above)} of {len(self.rows)} above "
+                f"{threshold:g}{names}."
+            )
+        return tuple(out)
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return one row for each column and group."""
+        cells = [(row, cell) for row in self.rows for cell in row.groups]
+        return pl.DataFrame(
+            [(row.name, row.mean, row.sd, cell.group, cell.mean, cell.smd) for row, cell in cells],
+            schema=["name", "population_mean", "population_sd", "group", "mean", "smd"],
+            orient="row",
+        )
+
+
+def _places(
+    names: Sequence[str], levels: Mapping[str, Sequence[str]]
+) -> tuple[list[tuple[str, int]], list[list[int]]]:
+    """Return rows with their columns, and of levels that have none those beside them."""
+    places = [(name, j) for j, name in enumerate(names)]
+    index = dict(places)
+    rests: list[list[int]] = []
+    if not names or len(index) < len(names):
+        raise InputError("Columns need names, each its own.")
+    for column, known in levels.items():
+        absent = [level for level in known if f"{column}[{level}]" not in index]
+        if len(absent) != 1 or len(known) == 1:
+            continue  # all are columns, or what is left is more than one level
+        beside = [index[f"{column}[{level}]"] for level in known if level != absent[0]]
+        row = (f"{column}[{absent[0]}]", len(names) + len(rests))
+        places.insert(next(k for k, (_, j) in enumerate(places) if j == min(beside)), row)
+        rests.append(beside)
+    return places, rests
+
+
+def _check_columns(q: int, groups: Mapping[str, Moments]) -> None:
+    if not groups:
+        raise InputError("There is no group to compare.")
+    for name, found in groups.items():
+        if len(found.mean) != q:
+            raise InputError(f"Group {name!r} has {len(found.mean)} columns, expected {q}.")
