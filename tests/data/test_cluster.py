@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedipw.data import partitions
 from fedipw.data.cluster import ClusterBlocks, connected
 from fedipw.data.design import Missing
 from fedipw.data.partitions import Block, sum_over
@@ -85,7 +86,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TableFile:
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make blocks of 8192 rows, so that a table of a few thousand rows has several."""
-    monkeypatch.setattr(tables, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(partitions, "_BLOCK_BYTES", 1)
 
 
 def coefficients(fit: LogisticFit) -> FloatArray:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedipw.data import partitions
 from fedipw.data.design import Missing
 from fedipw.data.partitions import Block
 from fedipw.data.tablefile import TableFile
-from fedipw.propensity import CodedTable, TableSettings, tables
+from fedipw.propensity import CodedTable, TableSettings
 from fedipw.propensity.overlap import Cell, _block_overlap, empty_cells, overlap
 
 
@@ -40,7 +41,7 @@ def test_sums_equal_a_plain_computation(
 ) -> None:
     frame = people(20_000)
     if small_blocks:
-        monkeypatch.setattr(tables, "_BLOCK_BYTES", 1)
+        monkeypatch.setattr(partitions, "_BLOCK_BYTES", 1)
     coded = CodedTable.of(written(frame, tmp_path), "age + os")
     model = coded.model()
     found = overlap(coded, model, threshold=threshold)

@@ -563,7 +563,7 @@ def test_calibration_is_renewed_when_clients_join_and_leave() -> None:
 def test_enrollment_that_changes_is_fitted_in_blocks_of_a_large_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedipw.propensity.tables._BLOCK_BYTES", 1)  # 8,192 rows a block
+    monkeypatch.setattr("fedipw.data.partitions._BLOCK_BYTES", 1)  # 8,192 rows a block
     rng, size = np.random.default_rng(10), 20_000
     z1 = rng.normal(size=size)
     people = pl.DataFrame(

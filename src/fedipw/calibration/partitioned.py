@@ -11,7 +11,7 @@ import numpy as np
 
 from fedipw.calibration.design import BalanceDesign, Dense, DualSums, Frame, Moments, check_names
 from fedipw.data.cluster import ClusterBlocks
-from fedipw.data.partitions import Block, Blocks, Partitions, sum_over
+from fedipw.data.partitions import Block, Blocks, Partitions, rows_per_block, sum_over
 from fedipw.data.tablefile import Slice, TableFile, rows_of
 from fedipw.data.terms import Term, term_matrix, term_of
 from fedipw.numerics.dual import column_moments, dense_sums
@@ -19,8 +19,6 @@ from fedipw.numerics.dual import column_moments, dense_sums
 if TYPE_CHECKING:
     from fedipw.data.targets import Targets
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-
-_BLOCK_BYTES = 16 * 2**20
 
 
 @final
@@ -52,7 +50,7 @@ class Partitioned:
         With ``client``, a ``distributed.Client``, workers load and keep the rows.
         """
         terms = tuple(term_of(name, table.schema) for name in targets.names)
-        rows = int(np.clip(_BLOCK_BYTES // (8 * len(terms)), 8_192, 262_144))
+        rows = rows_per_block(len(terms))
         columns = tuple(dict.fromkeys(f.column for term in terms for f in term.factors))
         if client is not None:
             load = partial(_loaded, terms=terms, columns=columns)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedipw.cli.terminal import out as _out
+from fedipw.cli.terminal import say
 from fedipw.errors import InputError
 
 if TYPE_CHECKING:
     from fedipw.calibration import Calibration, Distance, InverseLogit
 
-_out = Console()
 _SHOWN = 30  # rows of the table of targets
 
 
@@ -144,20 +144,16 @@ def _print(found: Calibration, rows: int, out: Path) -> None:
     _out.print(table)
     if len(found.names) > _SHOWN:
         _out.print(f"... and {len(found.names) - _SHOWN} more targets.")
-    _say(
+    say(
         f"{rows} enrolled clients, effective {found.effective_sample_size:.1f}; weight * N / base "
         f"from {found.ratio.min():.4g} to {found.ratio.max():.4g}; {found.status.value} after "
         f"{found.iterations} steps."
     )
     if found.negative:
-        _say(f"{found.negative} weights are negative; the quadratic distance has none.")
+        say(f"{found.negative} weights are negative; the quadratic distance has none.")
     for name, reason in found.dropped.items():
         if not name.endswith(f"[{OTHERS}]"):
-            _say(f"Not needed: {name}, {reason}.")
+            say(f"Not needed: {name}, {reason}.")
     for name, share in found.rare.items():
-        _say(f"Rare: {name}, {share:.2%} of enrolled clients carry its whole share.")
-    _say(f"Wrote {out}")
-
-
-def _say(text: str) -> None:
-    _out.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(f"Rare: {name}, {share:.2%} of enrolled clients carry its whole share.")
+    say(f"Wrote {out}")

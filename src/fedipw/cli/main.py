@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedipw.cli.calibrate import calibrate
-from fedipw.cli.progress import bar
+from fedipw.cli.terminal import bar
 from fedipw.cli.weights import weights
 from fedipw.errors import FedIPWError, InfeasibleError, PositivityError
 

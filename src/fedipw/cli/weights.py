@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedipw.cli.progress import bar
+from fedipw.cli.terminal import bar, say
+from fedipw.cli.terminal import out as _out
 from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
     from fedipw.data import Ledger
-    from fedipw.propensity import StageModel
+    from fedipw.propensity import StageModel, TableSettings
     from fedipw.propensity.overlap import Overlap
     from fedipw.weights.logrun import LogPlan, LogRecord
     from fedipw.weights.people import KnownPopulation, KnownTotals
-
-_out = Console()
 
 
 class FitName(StrEnum):
@@ -179,7 +177,7 @@ def _check_inputs_kept(out: Path, rounds: Path, *inputs: Path | None) -> None:
 def _options(
     missing: MissingName, lump_below: float | None, l2: float, scheduler: str | None,
     stack: ExitStack,
-) -> Any:  # fmt: skip
+) -> TableSettings:  # fmt: skip
     from fedipw.data.cluster import connected
     from fedipw.data.design import Missing
     from fedipw.propensity import TableSettings
@@ -191,7 +189,7 @@ def _options(
 def _plan(
     scheme: str,
     formulas: tuple[str, str, bool],
-    options: Any,
+    options: TableSettings,
     fit: tuple[FitName, int | None, int, float, float],
     trim: float | None,
     models: Path | None,
@@ -234,7 +232,7 @@ def _people(
     targets: Path | None,
     size: float | None,
     formula: str,
-    options: Any,
+    options: TableSettings,
     models: Path | None,
     ledger: Ledger,
 ) -> KnownPopulation | KnownTotals:
@@ -281,7 +279,9 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
         written_from(pl.scan_parquet(made, glob=False), out)
 
 
-def _reach(people: Any, record: LogRecord, threshold: float) -> Overlap | None:
+def _reach(
+    people: KnownPopulation | KnownTotals, record: LogRecord, threshold: float
+) -> Overlap | None:
     from fedipw.weights.people import KnownPopulation
 
     if not isinstance(people, KnownPopulation) or record.enrollment is None:
@@ -335,42 +335,38 @@ def _report(
     for source, count in record.sources.items():
         table.add_row(source, str(count))
     _out.print(table)
-    _say(
+    say(
         f"{record.weighed} replies of {record.rounds} rounds weighed by {method}; weights of a "
         f"round sum to {_shown(summary['mean_weight_sum'])} and count as "
         f"{_shown(summary['mean_effective_replies'])} replies on average."
     )
-    _say(
+    say(
         f"Smallest participation probability {_shown(summary['smallest_participation_prob'])}; "
         f"{record.refits} participation fits, {record.passes} passes over their rounds."
     )
     for line in () if reach is None else reach.lines():
-        _say(line)
+        say(line)
     if summary["enrolled_effective"] is not None:
-        _say(
+        say(
             f"Enrollment by calibration: the enrolled clients count as "
             f"{_shown(summary['enrolled_effective'])}."
         )
     if record.rows_left_out:
-        _say(f"{record.rows_left_out} rows of the ledger were left out of the fits: no value.")
+        say(f"{record.rows_left_out} rows of the ledger were left out of the fits: no value.")
     if record.left_out:
-        _say(f"{record.left_out} replies have a missing value or an unknown level: no weight.")
+        say(f"{record.left_out} replies have a missing value or an unknown level: no weight.")
     for index, why in list(record.skipped.items())[:5]:
-        _say(f"Round {index} skipped: {why}.")
+        say(f"Round {index} skipped: {why}.")
     if len(record.skipped) > 5:
-        _say(f"... and {len(record.skipped) - 5} more rounds skipped.")
+        say(f"... and {len(record.skipped) - 5} more rounds skipped.")
     for note, count in record.notes.items():
-        _say(f"{count} time(s): {note.removesuffix('.')}.")
+        say(f"{count} time(s): {note.removesuffix('.')}.")
     if record.negative:
-        _say(f"{record.negative} weights are negative.")
+        say(f"{record.negative} weights are negative.")
     if record.trimmed:
-        _say(f"{record.trimmed} weights were cut.")
-    _say(f"Wrote {out}")
+        say(f"{record.trimmed} weights were cut.")
+    say(f"Wrote {out}")
 
 
 def _shown(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
-
-
-def _say(text: str) -> None:
-    _out.print(text, soft_wrap=True, highlight=False, markup=False)

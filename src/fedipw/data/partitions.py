@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCK_ROWS = 65_536
+_BLOCK_BYTES = 16 * 2**20
 _BEHIND = 4  # blocks that may wait to be written
 MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a scratch file
+
+
+def rows_per_block(columns: int) -> int:
+    """Return how many rows of this many columns make a block of about 16 MiB."""
+    return int(np.clip(_BLOCK_BYTES // (8 * max(1, columns)), 8_192, 262_144))
 
 
 class Block(NamedTuple):

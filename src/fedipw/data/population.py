@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ID = "unit_id"
 ENROLLED = "enrolled"
+YES, NO = ("true", "1", "yes"), ("false", "0", "no")  # how files write flags, in any case
 
 
 @dataclass(frozen=True, eq=False)

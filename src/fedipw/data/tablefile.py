@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from fedipw.data.population import ENROLLED, ID
+from fedipw.data.population import ENROLLED, ID, NO, YES
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
 BATCH_ROWS = 131_072
-_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_FLAGS = dict.fromkeys(YES, True) | dict.fromkeys(NO, False)
 
 
 class Slice(NamedTuple):

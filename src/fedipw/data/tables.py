@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from fedipw.data.population import ENROLLED, ID
+from fedipw.data.population import ENROLLED, ID, NO, YES
 from fedipw.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
 def read_table(path: Path) -> pl.DataFrame:
@@ -81,7 +79,7 @@ def _flags(column: pl.Series, path: Path) -> pl.Series:
     if column.dtype == pl.Boolean:
         return column
     text = column.cast(pl.String).str.to_lowercase().str.strip_chars()
-    odd = text.filter(~text.is_in([*_TRUE, *_FALSE]) & text.is_not_null())
+    odd = text.filter(~text.is_in([*YES, *NO]) & text.is_not_null())
     if len(odd):
         raise InputError(f"{path}: {ENROLLED!r} holds {odd[0]!r}; it must be true or false.")
-    return text.is_in(list(_TRUE)).alias(ENROLLED) if not column.null_count() else column
+    return text.is_in(list(YES)).alias(ENROLLED) if not column.null_count() else column

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.data.formula import Clause, Part, formula_clauses
-from fedipw.data.population import ENROLLED, ID
+from fedipw.data.population import ENROLLED, ID, NO, YES
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
@@ -29,7 +29,6 @@ MISSING: Final = "(missing)"  # the level of rows without one, where that is a l
 OTHER: Final = "(other)"  # the level rare levels are merged into
 _LEVEL = re.compile(r"^(?P<column>[^\[\]]+)\[(?P<level>[^\[\]]*)\]$")
 _POWER = re.compile(r"^(?P<column>.+?)\s*\*\*\s*(?P<power>\d+)$")
-_YES, _NO = {"true", "1", "yes"}, {"false", "0", "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,9 +380,9 @@ def _is_level(column: pl.Expr, kind: pl.DataType, level: str, name: str) -> pl.E
 
 
 def _yes(level: str, column: str) -> bool:
-    if level.lower() not in _YES | _NO:
+    if level.lower() not in (*YES, *NO):
         raise InputError(f"{column}[{level}]: {column!r} is true or false.")
-    return level.lower() in _YES
+    return level.lower() in YES
 
 
 def _number(level: str, column: str) -> float:

@@ -65,6 +65,38 @@ def _dot(a: FloatArray, b: FloatArray) -> float:
 
 
 @compiled
+def _add_derivatives(
+    block: FloatArray,
+    residual: FloatArray,
+    curvature: FloatArray,
+    scaled: FloatArray,
+    gradient: FloatArray,
+    hessian: FloatArray,
+) -> None:
+    """Add the gradient and the lower half of the Hessian of a block of columns, constant last.
+
+    The block comes whole, so that its columns are known to be contiguous; ``scaled`` (m,) says how
+    many of its rows count.
+    """
+    m = scaled.size
+    for j in range(block.shape[0]):
+        column = block[j, :m]
+        gradient[j] += _dot(residual, column)
+        for i in range(m):
+            scaled[i] = curvature[i] * column[i]
+        for k in range(j + 1):
+            hessian[j, k] += _dot(scaled, block[k, :m])
+
+
+@compiled
+def _mirror(hessian: FloatArray) -> None:
+    """Copy the lower half of a symmetric matrix to the upper."""
+    for j in range(hessian.shape[0]):
+        for k in range(j):
+            hessian[k, j] = hessian[j, k]
+
+
+@compiled
 def _sums(
     features: FloatArray, labels: LabelArray, row_weight: FloatArray, beta: FloatArray
 ) -> tuple[float, FloatArray, FloatArray]:
@@ -83,16 +115,8 @@ def _sums(
         _log_odds(block[:d], beta, u)
         loss += _weighted_loss(u, labels[start:stop], row_weight[start:stop])
         _terms(u, labels[start:stop], row_weight[start:stop], residual, curvature)
-        for j in range(d + 1):
-            column = block[j, :m]
-            gradient[j] += _dot(residual, column)
-            for i in range(m):
-                scaled[i] = curvature[i] * column[i]
-            for k in range(j + 1):
-                hessian[j, k] += _dot(scaled[:m], block[k, :m])
-    for j in range(d + 1):
-        for k in range(j):
-            hessian[k, j] = hessian[j, k]
+        _add_derivatives(block, residual, curvature, scaled[:m], gradient, hessian)
+    _mirror(hessian)
     return loss, gradient, hessian
 
 
@@ -121,16 +145,8 @@ def _column_sums(
             top = max(top, abs(u[i]))
         loss += _weighted_loss(u, labels[start:stop], weight)
         _terms(u, labels[start:stop], weight, residual, curvature)
-        for j in range(d + 1):
-            column = block[j, :m]
-            gradient[j] += _dot(residual, column)
-            for i in range(m):
-                scaled[i] = curvature[i] * column[i]
-            for k in range(j + 1):
-                hessian[j, k] += _dot(scaled[:m], block[k, :m])
-    for j in range(d + 1):
-        for k in range(j):
-            hessian[k, j] = hessian[j, k]
+        _add_derivatives(block, residual, curvature, scaled[:m], gradient, hessian)
+    _mirror(hessian)
     return loss, gradient, hessian, top
 
 

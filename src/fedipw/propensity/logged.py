@@ -90,8 +90,7 @@ class LoggedParticipation:
 
     def open(self, table: pl.DataFrame, rows: IntArray) -> None:
         """Take a round's rows, of the members in ``rows``, with availability and invitations."""
-        present = np.zeros(self.members.size, dtype=np.bool_)
-        present[rows] = True
+        present = _spread(True, rows, self.members.size)
         self._replies = self._replies.joined(present)
         self._available = self._available.joined(present)
         self._open = self._with_history(table, rows), rows
@@ -122,8 +121,7 @@ class LoggedParticipation:
         if not self.models:
             for log in self.logs:
                 log.append(closed, f"round {self.rounds + 1}")
-        present = np.zeros(self.members.size, dtype=np.bool_)
-        present[rows] = True
+        present = _spread(True, rows, self.members.size)
         self._replies = self._replies.after(_spread(replied, rows, self.members.size), present)
         if AVAILABLE in frame.columns:
             there = _spread(frame[AVAILABLE].to_numpy(), rows, self.members.size)
@@ -196,14 +194,7 @@ class LoggedParticipation:
             return rate, Source.PAST_RATE
         if log.fit is not None and not self.settings.due(last, log.fitted_on):
             return log.fit, Source.MODEL
-        try:
-            return log.refit(first, last), Source.MODEL
-        except SeparationError:
-            log.fit = None
-            return rate, Source.SEPARATED_RATE
-        except NotConvergedError:
-            log.fit = None
-            return rate, Source.UNCONVERGED_RATE
+        return _refitted(log, first, last, rate)
 
     def _same_round(self, log: StepLog, closed: pl.DataFrame) -> tuple[LogisticFit | float, Source]:
         own = StepLog(log.step, self.settings, Blocks())
@@ -213,12 +204,7 @@ class LoggedParticipation:
             return self._round_rate(log, closed, closed[REPLIED].to_numpy()), Source.ROUND_RATE
         if not own.enough(0, 1):
             return rate, Source.ROUND_RATE
-        try:
-            return own.refit(0, 1), Source.MODEL
-        except SeparationError:
-            return rate, Source.SEPARATED_RATE
-        except NotConvergedError:
-            return rate, Source.UNCONVERGED_RATE
+        return _refitted(own, 0, 1, rate)
 
     def _unseen(self, fit: LogisticFit, log: StepLog, columns: FloatArray, where: str) -> BoolArray:
         """Return rows with a level that no row of the fit had, (m,): the fit says nothing about it.
@@ -252,7 +238,22 @@ class LoggedParticipation:
         return float(passed.mean() if among is None else passed[among].mean())
 
 
-def _spread(flags: BoolArray, rows: IntArray, size: int) -> BoolArray:
+def _refitted(
+    log: StepLog, first: int, last: int, rate: float
+) -> tuple[LogisticFit | float, Source]:
+    """Return a new fit, or the rate where there is no maximum or it was not reached."""
+    try:
+        return log.refit(first, last), Source.MODEL
+    except SeparationError:
+        source = Source.SEPARATED_RATE
+    except NotConvergedError:
+        source = Source.UNCONVERGED_RATE
+    log.fit = None
+    return rate, source
+
+
+def _spread(flags: BoolArray | bool, rows: IntArray, size: int) -> BoolArray:
+    """Return flags of some rows as flags of all, false elsewhere."""
     out = np.zeros(size, dtype=np.bool_)
     out[rows] = flags
     return out

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.data.frames import Frame
-from fedipw.data.partitions import Block, Blocks, sum_over
+from fedipw.data.partitions import Block, Blocks, rows_per_block, sum_over
 from fedipw.errors import InputError
 from fedipw.propensity.fit import LogisticFit, block_sums, logistic_fit
 from fedipw.propensity.stage import StageModel
@@ -19,8 +19,6 @@ from fedipw.propensity.stage import StageModel
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray
     from fedipw.propensity.steps import Step
-
-_BLOCK_CELLS = 2**21  # 16 MiB of columns
 
 
 class LogWindow(Enum):
@@ -96,7 +94,7 @@ class StepLog:
             self.frame = Frame.of(columns)
         if self.frame is not None:
             columns = self.frame.standard(columns)
-        size = max(1, _BLOCK_CELLS // max(1, len(columns)))
+        size = rows_per_block(len(columns))
         for first in range(0, columns.shape[1], size):
             part = np.ascontiguousarray(columns[:, first : first + size])
             self.blocks.append(Block(part, labels[first : first + size], np.empty(0)))

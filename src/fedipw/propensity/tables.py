@@ -15,7 +15,7 @@ from fedipw.data.cluster import ClusterBlocks
 from fedipw.data.design import Design, Missing, bound_design
 from fedipw.data.frames import Frame
 from fedipw.data.members import FROM, UNTIL
-from fedipw.data.partitions import Block, Blocks, Partitions, sum_over
+from fedipw.data.partitions import Block, Blocks, Partitions, rows_per_block, sum_over
 from fedipw.data.population import ENROLLED, ID
 from fedipw.data.tablefile import Slice, TableFile, rows_of
 from fedipw.errors import FedIPWError, InputError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
 
 SAMPLE_ROWS = 200_000  # of the first fit, from which the fit on all rows starts
-_BLOCK_BYTES = 16 * 2**20
 Progress = Callable[[int, int], None]
 
 
@@ -187,9 +186,8 @@ class _Rows:
 
     @property
     def batch(self) -> int:
-        """Rows of a block: about 16 MiB."""
-        room = _BLOCK_BYTES // (8 * (len(self.design.terms) + 1))
-        return int(np.clip(room, 8_192, 262_144))
+        """Rows of a block."""
+        return rows_per_block(len(self.design.terms) + 1)
 
     def block(self, frame: pl.DataFrame, where: str) -> Block:
         """Return the block of a batch of rows."""

@@ -1,4 +1,4 @@
-"""A progress bar on the terminal's error stream."""
+"""What commands share of the terminal: lines of text, and a progress bar on the error stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_err = Console(stderr=True)
+out, _err = Console(), Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print a line as it is, however long."""
+    out.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 @contextmanager
