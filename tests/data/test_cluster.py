@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.data import partitions
+from fedipw.calibration import Distance, Entropy, Partitioned, Quadratic, calibrated
+from fedipw.data import Targets, partitions
 from fedipw.data.cluster import ClusterBlocks, connected
 from fedipw.data.design import Missing
 from fedipw.data.partitions import Block, sum_over
@@ -109,6 +110,20 @@ def test_a_fit_on_the_cluster_is_the_local_one(
     there = table_model(table, FORMULA, weight=weight, settings=TableSettings(l2=l2, client=client))
     assert_same_fit(there.fit, local.fit)
     assert there.design == local.design
+
+
+@pytest.mark.parametrize("distance", [Quadratic(), Entropy()], ids=["quadratic", "entropy"])
+def test_calibration_on_the_cluster_gives_the_local_weights(
+    client: Any, table: TableFile, distance: Distance
+) -> None:
+    age = table.collect(table.scan().select("age")).to_series().to_numpy()
+    targets = Targets.of({"age": float(age.mean() + 0.2 * age.std()), "flag": 0.4})
+    here = calibrated(Partitioned.of_table(table, targets), targets.values, distance=distance)
+    there = Partitioned.of_table(table, targets, client=client)
+    assert isinstance(there.partitions, ClusterBlocks)
+    found = calibrated(there, targets.values, distance=distance)
+    np.testing.assert_allclose(found.weights, here.weights, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(found.achieved, targets.values, rtol=1e-9)
 
 
 def test_sums_on_the_cluster_have_the_same_bytes_every_time(client: Any, table: TableFile) -> None:
