@@ -51,7 +51,7 @@ def test_no_input_is_written_over(
     target = files / out.format(files.name)
     given = ("--population", files / "people.parquet", "--rounds", files / "rounds")
     assert run(monkeypatch, *given, "--out", target) == 2
-    assert "write the weights elsewhere" in capsys.readouterr().err
+    assert "write it elsewhere" in capsys.readouterr().err
     assert bytes_of(files) == before
 
 

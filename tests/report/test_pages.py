@@ -1,5 +1,6 @@
 """Pages in a real browser: they render, reach for no network, and fit a phone."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from fedipw.experiments.scenario import Scenario
 from fedipw.experiments.simulate import simulate
 from fedipw.report.page import number
 from fedipw.report.style import LOOKS, look_of
+
+from .browser import chromium as real_browser
+from .browser import opened
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -56,32 +60,50 @@ def test_a_page_is_self_contained(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text()
     outside = re.findall(r"""(?:src|href)\s*=\s*["'](?!#)([^"']+)""", text)
     assert not outside, outside
-    assert "<script" not in text
     assert "@import" not in text
 
 
 @browser
-@pytest.mark.parametrize("name", ["figure", "run"])
-def test_a_page_renders_figure_and_tables(pages: dict[str, Path], name: str) -> None:
+@pytest.mark.parametrize(("name", "drawings"), [("figure", 1), ("run", 6)])
+def test_a_page_renders_figure_and_tables(
+    pages: dict[str, Path], name: str, drawings: int
+) -> None:
     dom = chromium(pages[name], "--dump-dom")
-    assert dom.count("<svg") == 1
+    assert len(re.findall(r"<svg[^>]*viewBox", dom)) >= drawings
     assert dom.count("<table") >= 2
     for method in ("FedAvg", "Participation-only IPW", "FedIPW", "Oracle IPW"):
         assert method in dom
 
 
 @browser
-@pytest.mark.parametrize("name", ["figure", "run"])
 @pytest.mark.parametrize("width", [1100, 500])
-def test_a_page_is_drawn_at_any_width(pages: dict[str, Path], name: str, width: int) -> None:
-    shot = pages[name].parent / f"shot-{width}.png"
-    chromium(pages[name], f"--window-size={width},1400", f"--screenshot={shot}")
+def test_a_page_is_drawn_at_any_width(pages: dict[str, Path], width: int) -> None:
+    shot = pages["figure"].parent / f"shot-{width}.png"
+    chromium(pages["figure"], f"--window-size={width},1400", f"--screenshot={shot}")
     image = imread(shot)[..., :3]
     assert image.shape[1] == width
     figure = image[: image.shape[0] // 2]
     for method in ("participation-only", "fedipw"):
         colour = np.array([int(LOOKS[method].colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
         assert (np.abs(figure - colour).max(axis=2) < 0.1).sum() > 20, method
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_run_shows_curves_with_an_interval(pages: dict[str, Path], width: int) -> None:
+    with real_browser() as driver, opened(driver, pages["run"], width=width) as page:
+        figures = page.locator("#curves figure")
+        methods = 4
+        assert figures.count() == 2 + methods  # excess loss, distance, and one each as told
+        for k in range(figures.count()):
+            assert figures.nth(k).locator("svg path").count() >= 3
+        inside = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert inside
+    summary = json.loads((pages["run"].parent / "summary.json").read_text())
+    lines = summary["evaluation"]
+    assert {line["method"] for line in lines} == set(summary["methods"])
+    assert all(line["low"] <= line["estimate"] <= line["high"] for line in lines)
+    held = np.mean([line["low"] <= line["truth"] <= line["high"] for line in lines])
+    assert held > 0.7  # intervals of a run share their draws; each holds about 95 of 100
 
 
 def test_looks_can_be_told_apart() -> None:

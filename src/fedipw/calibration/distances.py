@@ -42,6 +42,10 @@ class Distance(Protocol):
         """Return F(u), (n,)."""
         ...
 
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return F' where F is this ratio, (n,)."""
+        ...
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return the distance of each ratio from 1, (n,)."""
         ...
@@ -89,6 +93,10 @@ class Quadratic:
         """Return 1 + u held in the bounds."""
         return np.clip(1.0 + u, self.low, self.high)
 
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return 1 between the bounds and 0 at them."""
+        return ((ratio > self.low) & (ratio < self.high)).astype(np.float64)
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return (g - 1)^2 / 2."""
         return _half_square(ratio)
@@ -124,6 +132,10 @@ class Linear:
         """Return 1 + u."""
         return 1.0 + u
 
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return 1."""
+        return np.ones_like(ratio)
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return (g - 1)^2 / 2."""
         return _half_square(ratio)
@@ -158,6 +170,10 @@ class Entropy:
     def ratio(self, u: FloatArray) -> FloatArray:
         """Return exp u."""
         return np.exp(u)
+
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return the ratio."""
+        return ratio
 
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return g log g - g + 1."""
@@ -214,6 +230,12 @@ class Logit:
         prob: FloatArray = expit(steep * u + math.log((1.0 - low) / (high - 1.0)))
         return low + (high - low) * prob
 
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return A (g - L)(U - g) / (U - L)."""
+        low, high = self.low, self.high
+        out: FloatArray = (ratio - low) * (high - ratio) / ((1.0 - low) * (high - 1.0))
+        return out
+
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return the integral of the inverse of F from 1."""
         low, high = self.low, self.high
@@ -243,6 +265,11 @@ class InverseLogit:
     def ratio(self, u: FloatArray) -> FloatArray:
         """Return 1 + exp u, with u = -lambda'b."""
         return 1.0 + np.exp(u)
+
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return the ratio less 1."""
+        out: FloatArray = ratio - 1.0
+        return out
 
 
 def _half_square(ratio: FloatArray) -> FloatArray:

@@ -14,7 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedipw.cli.audit import audit
 from fedipw.cli.calibrate import calibrate
+from fedipw.cli.evaluate import evaluate
 from fedipw.cli.terminal import bar
 from fedipw.cli.weights import weights
 from fedipw.errors import FedIPWError, InfeasibleError, PositivityError
@@ -118,6 +120,8 @@ def _simulate(
 
 app.command("calibrate")(calibrate)
 app.command("weights")(weights)
+app.command("evaluate")(evaluate)
+app.command("audit")(audit)
 
 
 def _print_figure(summary: pl.DataFrame) -> None:

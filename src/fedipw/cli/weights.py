@@ -5,39 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from fedipw.cli.inputs import (
+    FitName,
+    MissingName,
+    check_inputs_kept,
+    check_sources,
+    known_people,
+    log_plan,
+    table_options,
+)
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
 from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
-    from fedipw.data import Ledger
-    from fedipw.propensity import StageModel, TableSettings
+    from fedipw.propensity import StageModel
     from fedipw.propensity.overlap import Overlap
-    from fedipw.weights.logrun import LogPlan, LogRecord
+    from fedipw.weights.logrun import LogRecord
     from fedipw.weights.people import KnownPopulation, KnownTotals
-
-
-class FitName(StrEnum):
-    """Names of windows on the command line."""
-
-    PAST = "past"
-    POOLED = "pooled"
-    SAME_ROUND = "same-round"
-
-
-class MissingName(StrEnum):
-    """Names of policies on the command line."""
-
-    ERROR = "error"
-    INDICATOR = "indicator"
-    DROP = "drop"
 
 
 def weights(
@@ -119,8 +110,8 @@ def weights(
 
     check_table_path(out)
     _check_models(save_models)
-    _check_sources(population, enrolled, targets, population_size)
-    _check_inputs_kept(out, rounds, population, enrolled, targets)
+    check_sources(population, enrolled, targets, population_size)
+    check_inputs_kept(out, rounds, population, enrolled, targets)
     for option, value in (("--strict", strict), ("--threshold", threshold)):
         if value is not None and not 0.0 < value < 1.0:
             raise InputError(f"{option} takes a probability between 0 and 1, not {value}.")
@@ -131,8 +122,8 @@ def weights(
     record, ledger = LogRecord(), Ledger(rounds)
     ledger.require_rounds()
     with ExitStack() as stack:
-        options = _options(missing, lump_below, l2, scheduler, stack)
-        plan = _plan(
+        options = table_options(missing, lump_below, l2, scheduler, stack)
+        plan = log_plan(
             scheme or ("fedipw" if targets is None else "calibrated-quadratic"),
             (participation, availability, history),
             options,
@@ -140,7 +131,7 @@ def weights(
             trim,
             models,
         )
-        people = _people(
+        people = known_people(
             population, enrolled, targets, population_size, enrollment, options, models, ledger
         )
         with bar("rounds") as step, _parts(out) as write:
@@ -152,105 +143,6 @@ def weights(
             if save_models is not None:
                 _save(save_models, record)
     _report(record, reach, plan.method.name, out, as_json=as_json)
-
-
-def _check_sources(
-    population: Path | None, enrolled: Path | None, targets: Path | None, size: float | None
-) -> None:
-    if (population is None) == (enrolled is None):
-        raise InputError("Give --population, or --enrolled together with --targets.")
-    if (enrolled is None) != (targets is None):
-        raise InputError("--enrolled and --targets go together.")
-    if population is not None and size is not None:
-        raise InputError("--population-size goes with --targets: a population table has its own.")
-
-
-def _check_inputs_kept(out: Path, rounds: Path, *inputs: Path | None) -> None:
-    """Raise if the output would take the place of an input."""
-    place = out.resolve()
-    if place in {path.resolve() for path in inputs if path is not None}:
-        raise InputError(f"{out} is an input: write the weights elsewhere.")
-    if rounds.resolve() in place.parents:
-        raise InputError(f"{out} lies in the ledger {rounds}: write the weights elsewhere.")
-
-
-def _options(
-    missing: MissingName, lump_below: float | None, l2: float, scheduler: str | None,
-    stack: ExitStack,
-) -> TableSettings:  # fmt: skip
-    from fedipw.data.cluster import connected
-    from fedipw.data.design import Missing
-    from fedipw.propensity import TableSettings
-
-    client = None if scheduler is None else stack.enter_context(connected(scheduler))
-    return TableSettings(missing=Missing(missing), lump_below=lump_below, l2=l2, client=client)
-
-
-def _plan(
-    scheme: str,
-    formulas: tuple[str, str, bool],
-    options: TableSettings,
-    fit: tuple[FitName, int | None, int, float, float],
-    trim: float | None,
-    models: Path | None,
-) -> LogPlan:
-    from fedipw.propensity import Formulas, LogSettings, LogWindow
-    from fedipw.weights.logrun import LogPlan
-    from fedipw.weights.registry import method_named
-
-    window, last, every, day, l2 = fit
-    return LogPlan(
-        method=method_named(scheme),
-        formulas=Formulas(
-            reply=formulas[0],
-            availability=formulas[1],
-            history=formulas[2],
-            missing=options.missing,
-            lump_below=options.lump_below,
-        ),
-        settings=LogSettings(
-            window=LogWindow(window), last=last, refit_every=every, day_length=day, l2=l2
-        ),
-        trim=trim,
-        models=None if models is None else _participation_models(models),
-    )
-
-
-def _participation_models(directory: Path) -> dict[str, StageModel]:
-    from fedipw.propensity.stage import ENROLLMENT, STAGES, StageModel
-
-    names = [name for name in STAGES if name != ENROLLMENT]
-    found = {n: directory / f"{n}.json" for n in names if (directory / f"{n}.json").exists()}
-    if not found:
-        raise InputError(f"{directory} holds no saved participation model.")
-    return {name: StageModel.load(path, name) for name, path in found.items()}
-
-
-def _people(
-    population: Path | None,
-    enrolled: Path | None,
-    targets: Path | None,
-    size: float | None,
-    formula: str,
-    options: TableSettings,
-    models: Path | None,
-    ledger: Ledger,
-) -> KnownPopulation | KnownTotals:
-    from fedipw.data.tablefile import TableFile
-    from fedipw.data.targets import Targets
-    from fedipw.propensity.stage import ENROLLMENT, StageModel
-    from fedipw.weights.people import KnownPopulation, KnownTotals
-
-    if population is None:
-        assert enrolled is not None
-        assert targets is not None
-        return KnownTotals.of(TableFile(enrolled), Targets.read(targets), size)
-    model = None if models is None else StageModel.load(models / f"{ENROLLMENT}.json", ENROLLMENT)
-    with bar("population rows") as step:
-        return KnownPopulation.of(
-            TableFile(population), formula, settings=options, model=model,
-            later=ledger.covariates, progress=step,
-        )  # fmt: skip
 
 
 @contextmanager

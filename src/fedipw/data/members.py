@@ -91,7 +91,7 @@ class Members:
             raise InputError(
                 f"{where}: {len(strange)} client(s) are not enrolled according to the table of "
                 f"clients: {some(strange.to_list())}. Correct {ENROLLED!r} there, or leave their "
-                "rows out of the ledger."
+                "rows out here."
             )
         return found.to_numpy().astype(np.int64)
 

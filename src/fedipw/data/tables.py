@@ -10,9 +10,10 @@ import polars as pl
 
 from fedipw.data.population import ENROLLED, ID, NO, YES
 from fedipw.errors import InputError
+from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 def read_table(path: Path) -> pl.DataFrame:
@@ -56,12 +57,37 @@ def written_from(query: pl.LazyFrame, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Write text files under temporary names and rename them: all of them appear, or none."""
+    made: dict[Path, Path] = {}
+    try:
+        for path, text in texts.items():
+            check_place(path)
+            made[path] = path.with_name(f".{path.name}.partial")
+            with made[path].open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in made.items():
+            temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{some(map(str, texts))} cannot be written: {error.strerror}.") from error
+    finally:
+        for temporary in made.values():
+            temporary.unlink(missing_ok=True)
+
+
+def check_place(path: Path) -> None:
+    """Raise if a file cannot be written to ``path``, before any work is done."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: its directory does not exist or it is one.")
+
+
 def check_table_path(path: Path) -> None:
     """Raise if a table cannot be written to ``path``, before any work is done."""
     if path.suffix.lower() not in _READERS:
         raise InputError(f"{path}: tables are written as .parquet or .csv, by suffix.")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"{path} cannot be written: its directory does not exist or it is one.")
+    check_place(path)
 
 
 def _csv(path: Path) -> pl.DataFrame:

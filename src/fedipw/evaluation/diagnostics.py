@@ -29,7 +29,7 @@ TOP = 0.01
 WEIGHT_BINS = 40
 FINE_BINS = 10_000  # of log odds, equal in width
 RELIABILITY_BINS = 10
-_REACH = 20.0  # |log odds| beyond which all probabilities share a bin
+ODDS_REACH, _PER_UNIT = 20.0, FINE_BINS / 40.0  # |log odds| beyond share a bin; bins in a unit
 BlockProb = Callable[[Block], "FloatArray"]
 
 
@@ -164,7 +164,7 @@ def model_calibration(
     (0.15, 0.15, 0.833)
     """
     rows = _checked(prob, labels, weights)
-    found = _from_sums(_sums(*rows), bins)
+    found = calibration_from(calibration_sums(*rows), bins)
     return found if found.auc is None else replace(found, auc=_exact_area(*rows), auc_error=0.0)
 
 
@@ -175,7 +175,7 @@ def partition_calibration(
 
     ``prob`` gives the probabilities (m,) of a block's rows, see :func:`fitted_prob`.
     """
-    return _from_sums(sum_over(partitions, partial(_block_sums, prob=prob)), bins)
+    return calibration_from(sum_over(partitions, partial(_block_sums, prob=prob)), bins)
 
 
 def fitted_prob(fit: LogisticFit, frame: Frame) -> BlockProb:
@@ -190,7 +190,7 @@ def _framed_prob(block: Block, beta: FloatArray) -> FloatArray:
 
 def _block_sums(block: Block, prob: BlockProb) -> CalibrationSums:
     weights = block.weights if len(block.weights) else None
-    return _sums(*_checked(prob(block), block.labels, weights))
+    return calibration_sums(*_checked(prob(block), block.labels, weights))
 
 
 def _checked(
@@ -207,11 +207,11 @@ def _checked(
     return prob, labels.astype(np.float64), weights
 
 
-def _sums(prob: FloatArray, labels: FloatArray, weights: FloatArray) -> CalibrationSums:
+def calibration_sums(prob: FloatArray, labels: FloatArray, weights: FloatArray) -> CalibrationSums:
+    """Return what calibration needs of rows (m,) with labels 0 and 1; sums of rows add up."""
     with np.errstate(divide="ignore"):
         odds = np.log(prob) - np.log1p(-prob)
-    steps = (odds + _REACH) * (FINE_BINS / (2.0 * _REACH))
-    place = np.clip(steps, 0, FINE_BINS - 1).astype(np.int64)
+    place = np.clip((odds + ODDS_REACH) * _PER_UNIT, 0, FINE_BINS - 1).astype(np.int64)
     loss = -(xlogy(labels, prob) + xlog1py(1.0 - labels, -prob))
     return CalibrationSums(
         np.bincount(place, minlength=FINE_BINS),
@@ -224,7 +224,8 @@ def _sums(prob: FloatArray, labels: FloatArray, weights: FloatArray) -> Calibrat
     )
 
 
-def _from_sums(sums: CalibrationSums, bins: int) -> ModelCalibration:
+def calibration_from(sums: CalibrationSums, bins: int = RELIABILITY_BINS) -> ModelCalibration:
+    """Return the calibration behind some sums."""
     total = float(sums.weight.sum())
     if bins < 1 or not total > 0.0:
         raise InputError(f"{bins} bins of total weight {total:g}: both must be above 0.")
@@ -382,8 +383,7 @@ def reply_rates(log: pl.LazyFrame, by: Sequence[str | pl.Expr]) -> tuple[RateCel
     [(('a',), 1, 2), (('b',), 0, 1)]
     """
     keys = [pl.col(name) if isinstance(name, str) else name for name in by]
-    lacking = {root for key in keys for root in key.meta.root_names()} | {REPLIED}
-    lacking -= set(log.collect_schema().names())
+    lacking = {REPLIED, *(r for k in keys for r in k.meta.root_names())} - {*log.collect_schema()}
     if lacking or not keys:
         raise InputError(f"The log has no column {some(sorted(lacking)) or 'to group by'}.")
     query = log.group_by(keys).agg(

@@ -12,11 +12,12 @@ import polars as pl
 
 from fedipw.engine import Simulation, load_checkpoint, save_checkpoint
 from fedipw.errors import InputError
+from fedipw.experiments.curves import evaluations, run_curves
 from fedipw.experiments.files import check_directory, environment, staged
 from fedipw.experiments.scenario import Scenario
 from fedipw.experiments.theory import constants_of, method_report, problem_report
-from fedipw.report.page import Table, number, run_page
-from fedipw.report.run import draw_curves
+from fedipw.report.audit import training_page
+from fedipw.report.page import Table, number
 from fedipw.report.style import look_of
 from fedipw.theory import ErrorParts, FederatedLogistic, error_parts
 
@@ -73,15 +74,18 @@ def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
     parts = {
         name: error_parts(target, limit, history.of(name)[-1]) for name, limit in run.limits.items()
     }
-    summary = _summary(scenario, run, target, frame, parts)
+    evaluated, missing = evaluations(scenario, run, target)
+    summary = _summary(scenario, run, target, frame, parts) | {"evaluation": evaluated}
+    page = training_page(
+        "A simulated run under two-stage selection",
+        run_curves(frame, evaluated),
+        _tables(summary),
+        [*_notes(summary), *([missing] if missing else [])],
+        scenario.settings(),
+    )
     with staged(out) as stage:
         frame.write_parquet(stage / "history.parquet")
         (stage / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        draw_curves(stage / "curves.svg", frame)
-        page = run_page(
-            stage / "curves.svg", _tables(summary), _notes(summary), scenario.settings()
-        )
-        (stage / "curves.svg").unlink()
         (stage / "index.html").write_text(page, encoding="utf-8")
     return summary
 

@@ -45,6 +45,17 @@ class StepProb(NamedTuple):
     source: Source
 
 
+class StepRows(NamedTuple):
+    """One step of a round: the rows that could pass it, what they were given, and who did."""
+
+    name: str
+    among: str | None  # the flag of those rows; all of the round if none
+    label: str  # the flag of those who passed
+    prob: FloatArray  # (m,); NaN where a row has not all its values, or nothing is known of it
+    passed: BoolArray  # (m,)
+    source: Source | None  # none where the round was given no probability
+
+
 @final
 class LoggedParticipation:
     """P(replied | enrolled) of rounds that open and close as tables.
@@ -81,6 +92,8 @@ class LoggedParticipation:
         self._replies = ReplyHistory.of(members.size)
         self._available = ReplyHistory.of(members.size)
         self._open: tuple[pl.DataFrame, IntArray] | None = None
+        self._used: dict[str, tuple[LogisticFit | float, Source]] = {}  # in the open round
+        self._coded: dict[str, tuple[FloatArray, BoolArray | None]] = {}  # rows of the open round
         self.notes: Counter[str] = Counter()  # rounds in which a fit had to leave something aside
 
     @property
@@ -94,6 +107,7 @@ class LoggedParticipation:
         self._replies = self._replies.joined(present)
         self._available = self._available.joined(present)
         self._open = self._with_history(table, rows), rows
+        self._used, self._coded = {}, {}
 
     def prob(self, replied: BoolArray) -> tuple[FloatArray, BoolArray, Source]:
         """Return (P5) of those who replied, which of them it is known for, and its source.
@@ -114,19 +128,34 @@ class LoggedParticipation:
             prob = prob * who[INVITE_PROB].cast(pl.Float64).to_numpy()
         return prob, known, source
 
-    def close(self, replied: BoolArray) -> None:
-        """Take the replies of the open round, (n,)."""
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return each step of the open round with all rows that could pass it.
+
+        Probabilities are by the fits that ``prob`` has used. Where it was not asked, as in a round
+        without replies, they are by the last fit or the rate of past rounds: nothing is fitted, so
+        later rounds are weighed as if this had not been asked.
+        """
+        frame, _ = self._opened()
+        closed = frame.with_columns(pl.Series(REPLIED, replied))
+        return tuple(self._rows_of(log, closed) for log in self.logs)
+
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
+        """Take the replies of the open round, (n,); return which rows each step is fitted on."""
         frame, rows = self._opened()
         closed = frame.with_columns(pl.Series(REPLIED, replied))
+        taken: tuple[BoolArray, ...] = ()
         if not self.models:
-            for log in self.logs:
-                log.append(closed, f"round {self.rounds + 1}")
+            where = f"round {self.rounds + 1}"
+            taken = tuple(
+                log.append(closed, where, self._coded.get(log.step.name)) for log in self.logs
+            )
         present = _spread(True, rows, self.members.size)
         self._replies = self._replies.after(_spread(replied, rows, self.members.size), present)
         if AVAILABLE in frame.columns:
             there = _spread(frame[AVAILABLE].to_numpy(), rows, self.members.size)
             self._available = self._available.after(there, present)
-        self._open = None
+        self._open, self._coded = None, {}
+        return taken
 
     def pooled(self) -> dict[str, StageModel]:
         """Return the steps fitted on all closed rounds."""
@@ -166,6 +195,7 @@ class LoggedParticipation:
             fit, source = self._same_round(log, frame.with_columns(pl.Series(REPLIED, replied)))
         else:
             fit, source = self._past(log, frame, replied)
+        self._used[log.step.name] = fit, source
         prob = np.full(who.height, np.nan)
         if isinstance(fit, float):
             prob[known] = fit
@@ -175,6 +205,44 @@ class LoggedParticipation:
             prob[known] = np.where(fresh, np.nan, fit.prob(columns))
             known = ~np.isnan(prob)
         return StepProb(prob, known, source)
+
+    def _rows_of(self, log: StepLog, closed: pl.DataFrame) -> StepRows:
+        step, among = log.step, log.step.rows(closed)
+        could = closed if among is None else closed.filter(pl.Series(among))
+        passed = could[step.label].to_numpy()
+        prob, used = np.full(could.height, np.nan), self._known_fit(log)
+        if used is not None:
+            columns, kept = log.code(could, f"round {self.rounds + 1}")
+            self._coded[step.name] = columns, kept
+            prob[slice(None) if kept is None else kept] = self._quiet_prob(used[0], log, columns)
+        source = None if used is None else used[1]
+        return StepRows(step.name, step.among, step.label, prob, passed, source)
+
+    def _known_fit(self, log: StepLog) -> tuple[LogisticFit | float, Source] | None:
+        """Return what the open round was given, or would be without a new fit; none if nothing."""
+        if log.step.name in self._used:
+            return self._used[log.step.name]
+        if self.models:
+            return self.models[log.step.name].fit, Source.MODEL
+        if self.settings.window is LogWindow.SAME_ROUND:
+            return None
+        if log.fit is not None:
+            return log.fit, Source.MODEL
+        last = self.settings.last
+        rate = log.rate(0 if last is None else max(0, self.rounds - last), self.rounds)
+        return None if rate is None else (rate, Source.PAST_RATE)
+
+    def _quiet_prob(
+        self, fit: LogisticFit | float, log: StepLog, columns: FloatArray
+    ) -> FloatArray | float:
+        """Return probabilities of coded rows, NaN where a level is new to the fit."""
+        if isinstance(fit, float):
+            return fit
+        prob = fit.prob(columns)
+        if self.models or self.settings.window is not LogWindow.SAME_ROUND:
+            for here in self._fresh(fit, log, columns).values():
+                prob[here] = np.nan
+        return prob
 
     def _note_unvaried(self, fit: LogisticFit, columns: FloatArray) -> None:
         """Record numbers that vary now and never did in the fit: their coefficient is 0."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from fedipw.data.cells import Cells
 from fedipw.data.partitions import Block, Partitions, sum_over
 from fedipw.data.population import ENROLLED
 from fedipw.numerics.checks import some
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 THRESHOLD = 0.01
 _SMALLEST = 5
 _CROSSED = 12  # columns whose pairs are looked at
-_FEW = 12  # distinct values of a number that make it a category
-_BINS = (0.2, 0.4, 0.6, 0.8)
+_SAMPLE = 20_000  # rows by which columns are cut into cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +167,13 @@ def empty_cells(table: TableFile, columns: Sequence[str]) -> tuple[Cell, ...]:
     >>> [(cell.name, cell.population) for cell in empty_cells(TableFile(path), ["os", "age"])]
     [('os = b', 2)]
     """
-    codes = {name: _code(table, name) for name in columns}
-    crossed = [name for name in columns if codes[name] is not None][:_CROSSED]
+    cells = {name: Cells.of(table.sample(_SAMPLE, [name])[name]) for name in columns}
+    crossed = [name for name in columns if cells[name].is_category][:_CROSSED]
     single = [(name,) for name in columns]
     asked: list[tuple[str, ...]] = [*single, *combinations(crossed, 2)]
     found: list[tuple[tuple[tuple[str, str], ...], int]] = []
     for names in asked:
-        parts = [
-            _expression(table, name, codes[name]).alias(f"({k})") for k, name in enumerate(names)
-        ]
+        parts = [cells[name].expression().alias(f"({k})") for k, name in enumerate(names)]
         query = (
             table.scan()
             .group_by(parts)
@@ -188,35 +186,6 @@ def empty_cells(table: TableFile, columns: Sequence[str]) -> tuple[Cell, ...]:
                 found.append((key, size))
     found.sort(key=lambda item: (-item[1], item[0]))
     return tuple(
-        Cell(name=" and ".join(_named(n, v, codes[n]) for n, v in key), population=size)
+        Cell(name=" and ".join(cells[n].named(v) for n, v in key), population=size)
         for key, size in found
     )
-
-
-def _named(name: str, level: str, code: tuple[str, ...] | None) -> str:
-    return f"{name} in {level}" if code is None else f"{name} = {level}"
-
-
-def _code(table: TableFile, name: str) -> tuple[str, ...] | None:
-    """Return an empty tuple for a category, none for a number with many values."""
-    kind = table.schema[name]
-    if not kind.is_numeric():
-        return ()
-    values = table.sample(20_000, [name])[name].n_unique()
-    return () if values <= _FEW else None
-
-
-def _expression(table: TableFile, name: str, code: tuple[str, ...] | None) -> pl.Expr:
-    values = pl.col(name)
-    if table.schema[name].is_float():
-        values = values.fill_nan(None)
-    if code is not None:
-        return values.cast(pl.String).fill_null("(missing)")
-    sample = table.sample(20_000, [name])[name].cast(pl.Float64).fill_nan(None).drop_nulls()
-    edges = sorted({float(sample.quantile(q) or 0.0) for q in _BINS})
-    bounds = [f"{edge:.6g}" for edge in (-np.inf, *edges, np.inf)]
-    part = pl.lit(f"({bounds[-2]}, {bounds[-1]}]")
-    for k, edge in reversed(list(enumerate(edges))):
-        inside = pl.lit(f"({bounds[k]}, {bounds[k + 1]}]")
-        part = pl.when(values <= edge).then(inside).otherwise(part)
-    return pl.when(values.is_null()).then(pl.lit("(missing)")).otherwise(part)

@@ -80,11 +80,19 @@ class StepLog:
         coded = self.step.design.rows(frame, where)
         return coded.columns, coded.kept
 
-    def append(self, frame: pl.DataFrame, where: str) -> None:
-        """Take a closed round."""
+    def append(
+        self,
+        frame: pl.DataFrame,
+        where: str,
+        coded: tuple[FloatArray, BoolArray | None] | None = None,
+    ) -> BoolArray:
+        """Take a closed round and return which of its rows are fitted on, (n,).
+
+        ``coded`` is what :meth:`code` made of the rows that could pass.
+        """
         among = self.step.rows(frame)
         rows = frame if among is None else frame.filter(pl.Series(among))
-        columns, kept = self.code(rows, where)
+        columns, kept = self.code(rows, where) if coded is None else coded
         labels = rows[self.step.label].to_numpy().astype(np.int8)
         if kept is not None:
             self.left_out += int((~kept).sum())
@@ -100,6 +108,9 @@ class StepLog:
             self.blocks.append(Block(part, labels[first : first + size], np.empty(0)))
         self.edges.append(len(self.blocks))
         self.counts.append((len(labels), int(labels.sum())))
+        taken = np.ones(frame.height, dtype=np.bool_) if among is None else among.copy()
+        taken[taken] = True if kept is None else kept
+        return taken
 
     def rate(self, first: int, last: int) -> float | None:
         """Return the share that passed in rounds first up to last, none without such rows."""

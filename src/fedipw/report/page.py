@@ -55,19 +55,6 @@ def figure_page(
     )
 
 
-def run_page(
-    svg: Path, tables: Sequence[Table], notes: Sequence[str], settings: Mapping[str, Any]
-) -> str:
-    """Return the page of ``fedipw simulate``."""
-    return _TEMPLATES.get_template("run.html").render(
-        title="fedipw: a simulated run",
-        svg=_inline(svg),
-        tables=tables,
-        notes=notes,
-        settings=settings,
-    )
-
-
 def number(value: float | None, digits: int = 2) -> str:
     """Return a number for people: significant digits, never an exponent above a millionth.
 

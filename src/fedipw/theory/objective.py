@@ -95,6 +95,16 @@ class FederatedLogistic:
             out[who, -1] = np.add.reduceat(residual, starts)
         return out / self.clients.counts[:, None] + self.l2 * theta
 
+    def client_losses(self, theta: FloatArray) -> FloatArray:
+        """Return every client's own loss f, (N,)."""
+        out = np.empty(self.clients.size)
+        for who, rows in self.clients.chunks():
+            u = self.clients.features[rows] @ theta[:-1] + theta[-1]
+            starts = self.clients.offsets[who] - self.clients.offsets[who.start]
+            loss = np.log1p(np.exp(-np.abs(u))) + np.maximum(u, 0.0) - self.clients.labels[rows] * u
+            out[who] = np.add.reduceat(loss, starts)
+        return out / self.clients.counts + 0.5 * self.l2 * float(theta @ theta)
+
     def losses(self, thetas: FloatArray) -> FloatArray:
         """Return the value at each row of ``thetas`` (T, d + 1), in one pass over the data."""
         thetas = np.atleast_2d(thetas)

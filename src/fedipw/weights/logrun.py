@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -25,11 +25,12 @@ from fedipw.weights.schemes import Calibrated, Greg, Hajek, Scheme, enrollment_w
 from fedipw.weights.weigher import Weigher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from fedipw.data.members import Members
     from fedipw.numerics.types import BoolArray, IntArray
+    from fedipw.propensity.logged import StepRows
     from fedipw.propensity.stage import StageModel
     from fedipw.weights.everyone import Everyone
     from fedipw.weights.standing import People, Standing
@@ -115,12 +116,30 @@ def _number(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
+class Watch(Protocol):
+    """Told of a replay as it goes on; it changes nothing."""
+
+    def read(self, index: int, table: pl.DataFrame, rows: IntArray) -> None:
+        """Take a round as it stands in the ledger, and the members behind its rows, (n,)."""
+        ...
+
+    def enrolled(self, standing: Standing, scheme: Scheme) -> None:
+        """Take enrollment as it stands from this round on."""
+        ...
+
+    def weighed(self, steps: Sequence[StepRows], found: RoundWeights | None) -> None:
+        """Take the steps of the round that was read and its weights, none if it was skipped."""
+        ...
+
+
 def logged_weights(
     people: People,
     ledger: Ledger,
     plan: LogPlan,
     record: LogRecord,
     progress: Progress | None = None,
+    *,
+    watch: Watch | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield one table per round with replies: probabilities and weights, one row per reply.
 
@@ -139,6 +158,8 @@ def logged_weights(
         Filled on the way.
     progress
         Told of rounds done and rounds in all.
+    watch
+        Told of all rows of each round, beside the replies.
     """
     people.require(plan.method)
     ledger.require_rounds()
@@ -166,8 +187,8 @@ def logged_weights(
     participation = LoggedParticipation(
         people.members, steps, plan.settings, models=models, scratch=plan.scratch
     )
-    run = _Run(people, plan, record, participation)
-    for opening, replied in _rounds(ledger, enrolled, everyone):
+    run = _Run(people, plan, record, participation, watch)
+    for opening, replied in _rounds(ledger, enrolled, everyone, watch):
         table = run.round(opening, replied)
         todo.one()
         if table is not None:
@@ -201,6 +222,7 @@ class _Run:
     plan: LogPlan
     record: LogRecord
     participation: LoggedParticipation
+    watch: Watch | None = None
     weigher: Weigher | None = None
     source: Logged | None = None
     scheme: Scheme | None = None
@@ -221,18 +243,19 @@ class _Run:
         self.record.rounds += 1
         self.record.replies += int(replied.sum())
         self.weigher.open(opening)
-        table = None
+        found = None
         if not replied.any():
             self.record.skipped[opening.index] = "nobody replied"
         else:
             try:
                 found = self.weigher.weights(replied)[self.plan.method.name]
-                table = self._table(found)
             except EmptyRoundError:
                 self.record.skipped[opening.index] = "no reply has all the values needed"
+        if self.watch is not None:
+            self.watch.weighed(self.participation.step_rows(replied), found)
         self.weigher.close(replied)
         self.record.left_out = self.source.left_out
-        return table
+        return None if found is None else self._table(found)
 
     def _nobody(self, opening: RoundOpening, replied: BoolArray) -> None:
         """Skip a round nobody was enrolled in; time goes on."""
@@ -241,6 +264,8 @@ class _Run:
         self.record.rounds += 1
         self.record.skipped[opening.index] = "nobody is enrolled"
         self.participation.open(opening.table, opening.rows)
+        if self.watch is not None:
+            self.watch.weighed((), None)
         self.participation.close(replied)
 
     def _enroll(self, present: BoolArray, index: int) -> None:
@@ -269,6 +294,8 @@ class _Run:
         else:
             self.source.units = standing.units
             self.weigher.schemes[self.plan.method.name] = self.scheme
+        if self.watch is not None:
+            self.watch.enrolled(standing, self.scheme)
 
     def _table(self, found: RoundWeights) -> pl.DataFrame:
         self.record.take(found)
@@ -297,20 +324,22 @@ def _calibrated(scheme: Scheme) -> bool:
 
 
 def _rounds(
-    ledger: Ledger, members: Members, everyone: Everyone | None
+    ledger: Ledger, members: Members, everyone: Everyone | None, watch: Watch | None = None
 ) -> Iterator[tuple[RoundOpening, BoolArray]]:
     """Yield each round of a ledger, checked against who was enrolled then; filled if collapsed."""
     for index, table in zip(ledger.rounds, ledger, strict=True):
         where = f"{ledger.directory} round {index}"
         rows = members.rows_of(table[ID], where)
         moment = table[OPENED_AT][0] if OPENED_AT in table.columns and table.height else None
-        _check_present(members, rows, members.present(index, moment), where)
+        check_present(members, rows, members.present(index, moment), where)
+        if watch is not None:
+            watch.read(index, table, rows)
         opening = RoundOpening(index=index, table=table.drop(REPLIED), rows=rows)
         replied = table[REPLIED].to_numpy()
         yield (opening, replied) if everyone is None else everyone.filled(opening, replied)
 
 
-def _check_present(members: Members, rows: IntArray, enrolled: BoolArray, where: str) -> None:
+def check_present(members: Members, rows: IntArray, enrolled: BoolArray, where: str) -> None:
     """Raise unless a round has one row for each client enrolled then, and no other."""
     early = rows[~enrolled[rows]]
     ids = members.frame[ID]

@@ -144,12 +144,16 @@ class KnownPopulation:
         needed = PER_COEFFICIENT * (len(self.coded.design.terms) + 1)
         return min(inside, self.size - inside) <= needed
 
+    def rows_at(self, present: BoolArray) -> Partitions:
+        """Return the population's rows, labelled by which members are enrolled, (n,)."""
+        if present.all():
+            return self.coded.partitions
+        return _Relabelled.of(self.coded.partitions, present[self.columns[1]])
+
     def _fitted(self, present: BoolArray) -> StageModel:
-        start, self._rows = None, self.coded.partitions
+        start, self._rows = None, self.rows_at(present)
         if self._last is not None:
             start = np.append(self._last.fit.coefficients, self._last.fit.intercept)
-        if not present.all():
-            self._rows = _Relabelled.of(self.coded.partitions, present[self.columns[1]])
         self._last = self.coded.model(start, self._rows)
         return self._last
 

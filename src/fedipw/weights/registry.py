@@ -84,6 +84,7 @@ class Method:
     uses_enrollment: bool = True  # whether it reads enrollment probabilities
     balanced: str = ""  # "balance" or "rich" where it needs population means
     memory: bool = False  # whether training keeps each client's latest update (O5)
+    distance: Distance | InverseLogit | None = None  # of the calibration of enrollment
 
     def scheme_for(self, facts: Facts, target: Target = Target.CLIENT) -> Scheme:
         """Return the scheme for a population, for the mean over clients or over samples."""
@@ -120,7 +121,11 @@ def _calibrated(name: str, distance: Distance | InverseLogit) -> tuple[Method, M
     def scheme(facts: Facts) -> Scheme:
         return facts.calibrated(facts.balance_for(name), distance)
 
-    return _forms(Method(name, _TWO_STAGE, scheme, uses_enrollment=False, balanced="balance"))
+    return _forms(
+        Method(
+            name, _TWO_STAGE, scheme, uses_enrollment=False, balanced="balance", distance=distance
+        )
+    )
 
 
 def _greg(name: str, *, nonnegative: bool) -> tuple[Method, Method]:
@@ -167,6 +172,7 @@ METHODS: Mapping[str, Method] = {
                 uses_enrollment=False,
                 balanced="rich",
                 memory=True,
+                distance=InverseLogit(),
             )
         ),
     )

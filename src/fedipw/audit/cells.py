@@ -1,0 +1,186 @@
+"""Numbers fit to be shown: parts of too few clients or rows are merged with others or hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import expit
+
+from fedipw.audit.parts import Coefficient, Histogram, Reliability, StagePart, WeightPart
+from fedipw.evaluation.diagnostics import (
+    FINE_BINS,
+    ODDS_REACH,
+    QUANTILES,
+    TOP,
+    WEIGHT_BINS,
+    CalibrationSums,
+    calibration_from,
+)
+from fedipw.weights.functions import effective_sample_size
+
+if TYPE_CHECKING:
+    from fedipw.evaluation.diagnostics import ReliabilityBin
+    from fedipw.numerics.types import FloatArray, IntArray
+
+PROB_BINS = 30
+_WIDE = 20.0  # ratio of the largest to the smallest probability beyond which bins are ratios
+
+
+def shown_histogram(
+    edges: FloatArray, counts: Mapping[str, IntArray], min_cell: int, *, log_scale: bool
+) -> Histogram:
+    """Return a histogram in which each group has none or at least ``min_cell`` in every bin.
+
+    Neighbouring bins are merged, from the left; a group that is smaller than that is left out.
+
+    >>> found = shown_histogram(np.arange(5.0), {"a": np.array([9, 2, 0, 12])}, 10, log_scale=False)
+    >>> found.edges, found.counts
+    ((0.0, 2.0, 3.0, 4.0), {'a': (11, 0, 12)})
+    """
+    kept = {name: n for name, n in counts.items() if not 0 < n.sum() < min_cell}
+    if not kept:
+        return Histogram(edges=(float(edges[0]), float(edges[-1])), counts={}, log_scale=log_scale)
+    table = np.array(list(kept.values()))  # (groups, bins)
+    bins: list[tuple[int, IntArray]] = []  # last edge and counts of merged bins
+    held = np.zeros(len(table), dtype=np.int64)
+    for k in range(table.shape[1]):
+        held = held + table[:, k]
+        if _enough(held, min_cell):
+            bins.append((k + 1, held))
+            held = np.zeros_like(held)
+    while held.any():  # what is left over goes to the bins before it
+        held = held + bins.pop()[1]
+        if _enough(held, min_cell):
+            bins.append((table.shape[1], held))
+            break
+    cuts = [0, *(last for last, _ in bins)]
+    merged = np.array([n for _, n in bins]).T
+    return Histogram(
+        edges=tuple(edges[cuts].tolist()),
+        counts={name: tuple(n.tolist()) for name, n in zip(kept, merged, strict=True)},
+        log_scale=log_scale,
+    )
+
+
+def _enough(counts: IntArray, min_cell: int) -> bool:
+    return bool(((counts == 0) | (counts >= min_cell)).all())
+
+
+def prob_histogram(sums: CalibrationSums, groups: tuple[str, str], min_cell: int) -> Histogram:
+    """Return the histogram of probabilities: of all rows and of those selected.
+
+    Edges are about equal in ratio where probabilities differ by more than a factor of 20, else
+    about equal in width; they lie on the edges of the fine bins, so that counts are exact.
+    """
+    rows, selected = sums.rows, np.rint(sums.selected).astype(np.int64)
+    used = np.flatnonzero(rows)
+    first, last = int(used[0]), int(used[-1]) + 1
+    fine = expit(np.linspace(-ODDS_REACH, ODDS_REACH, FINE_BINS + 1))
+    low, high = fine[first], fine[last]
+    wide = bool(high > _WIDE * low)
+    asked = (
+        np.geomspace(low, high, PROB_BINS + 1) if wide else np.linspace(low, high, PROB_BINS + 1)
+    )
+    cuts = np.clip(np.searchsorted(fine, asked), first, last)
+    cuts = np.unique(np.concatenate([[first], cuts, [last]]))
+    counts = {
+        name: np.add.reduceat(n, cuts[:-1])
+        for name, n in zip(groups, (rows[:last], selected[:last]), strict=True)
+    }
+    return shown_histogram(fine[cuts], counts, min_cell, log_scale=wide)
+
+
+def merged_reliability(bins: Sequence[ReliabilityBin], min_cell: int) -> tuple[Reliability, ...]:
+    """Return the bins of a reliability curve, neighbours merged until each has enough rows."""
+    groups: list[list[ReliabilityBin]] = []
+    for one in bins:
+        if groups and _rows(groups[-1]) < min_cell:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    while len(groups) > 1 and _rows(groups[-1]) < min_cell:
+        last = groups.pop()
+        groups[-1].extend(last)
+    return tuple(_joined(group) for group in groups if _rows(group) >= min_cell)
+
+
+def _rows(group: Sequence[ReliabilityBin]) -> int:
+    return sum(one.count for one in group)
+
+
+def _joined(group: Sequence[ReliabilityBin]) -> Reliability:
+    n = _rows(group)
+    prob = sum(one.count * one.mean_prob for one in group) / n
+    rate = min(sum(one.count * one.rate for one in group) / n, 1.0)
+    error = float(np.sqrt(rate * (1.0 - rate) / n))
+    return Reliability(count=n, mean_prob=prob, rate=rate, standard_error=error)
+
+
+def stage_part(
+    *,
+    stage: str,
+    formula: str,
+    sums: CalibrationSums,
+    groups: tuple[str, str],
+    coefficients: Sequence[Coefficient],
+    left_out: int,
+    min_cell: int,
+) -> StagePart:
+    """Return a stage from the sums over its rows; ``groups`` name all rows and those selected."""
+    found = calibration_from(sums)
+    curve = merged_reliability(found.reliability, min_cell)
+    apart = [one.count * abs(one.mean_prob - one.rate) for one in curve]
+    return StagePart(
+        stage=stage,
+        formula=formula,
+        rows=found.rows,
+        rate=found.rate,
+        auc=found.auc,
+        expected_error=sum(apart) / found.rows if curve else found.expected_error,
+        calibration_ratio=found.ratio if np.isfinite(found.ratio) else None,
+        reliability=curve,
+        coefficients=tuple(coefficients),
+        left_out=left_out,
+        prob=prob_histogram(sums, groups, min_cell),
+    )
+
+
+def weight_part(name: str, weights: FloatArray, min_cell: int) -> WeightPart | None:
+    """Return how uneven weights (m,) are, none if they sum to nothing; some may be negative.
+
+    >>> part = weight_part("replies", np.array([1.0, 1.0, 2.0, -1.0]), min_cell=1)
+    >>> part.negative, round(part.effective_sample_size, 4), round(part.largest_share, 4)
+    (1, 1.2857, 0.6667)
+    """
+    if not len(weights) or not weights.sum() > 0.0:
+        return None
+    unit = weights / np.abs(weights).max()  # squares of large weights stay finite
+    total, size = float(unit.sum()), len(unit)
+    top = int(np.ceil(TOP * size))
+    multiples = unit / (total / size)
+    edges, counts = _log_bins(multiples[multiples > 0.0])
+    effective = effective_sample_size(unit)
+    shares = np.quantile(multiples, QUANTILES).tolist()
+    return WeightPart(
+        name=name,
+        count=size,
+        zeros=int((unit == 0.0).sum()),
+        negative=int((unit < 0.0).sum()),
+        effective_sample_size=effective,
+        design_effect=size / effective,
+        largest_share=float(unit.max()) / total,
+        top_share=float(np.partition(unit, size - top)[size - top :].sum()) / total,
+        quantiles={f"{q:g}": x for q, x in zip(QUANTILES, shares, strict=True)},
+        multiples=shown_histogram(edges, {name: counts}, min_cell, log_scale=True),
+    )
+
+
+def _log_bins(values: FloatArray) -> tuple[FloatArray, IntArray]:
+    low, high = float(values.min()), float(values.max())
+    if high <= low * (1.0 + 1e-9):  # equal but for rounding
+        return np.array([low / 1.05, high * 1.05]), np.array([len(values)], dtype=np.int64)
+    edges = np.geomspace(low, high, WEIGHT_BINS + 1)
+    counts, _ = np.histogram(values, edges)
+    return edges, counts.astype(np.int64)

@@ -1,0 +1,194 @@
+"""``fedipw evaluate``: a metric on the target population, with an interval."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedipw.cli.inputs import (
+    FitName,
+    MissingName,
+    check_inputs_kept,
+    check_sources,
+    known_people,
+    log_plan,
+    table_options,
+)
+from fedipw.cli.terminal import bar, say
+from fedipw.cli.terminal import out as _out
+from fedipw.errors import InputError
+from fedipw.numerics.checks import some
+
+if TYPE_CHECKING:
+    from fedipw.evaluation import Evaluation
+
+_SHOWN = 60  # rows of the table
+_SHORT = {"horvitz-thompson": "HT"}
+
+
+def evaluate(
+    metrics: Annotated[Path, typer.Option(help="unit_id, round, value and perhaps n.")],
+    rounds: Annotated[Path, typer.Option(help="Ledger: a directory of closed rounds.")],
+    population: Annotated[
+        Path | None, typer.Option(help="Population table, or a directory of parts.")
+    ] = None,
+    enrolled: Annotated[
+        Path | None, typer.Option(help="Enrolled clients alone, with --targets.")
+    ] = None,
+    targets: Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")] = None,
+    population_size: Annotated[
+        float | None, typer.Option(help="N, with --targets: narrower intervals, HT means.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Metrics of another model on the same clients and rounds.")
+    ] = None,
+    by: Annotated[
+        list[str] | None, typer.Option(help="Column of clients to group by, or round; repeatable.")
+    ] = None,
+    sensitivity: Annotated[
+        list[float] | None, typer.Option(help="Odds ratio Lambda, 1 or more; repeatable.")
+    ] = None,
+    conclusion: Annotated[
+        float | None, typer.Option(help="Value at which a conclusion would change.")
+    ] = None,
+    enrollment: Annotated[str, typer.Option(help="Formula of enrollment.")] = ".",
+    participation: Annotated[str, typer.Option(help="Formula of participation.")] = ".",
+    availability: Annotated[str, typer.Option(help="Formula of availability.")] = ".",
+    history: Annotated[
+        bool, typer.Option("--history", help="Add what past rounds say of each client.")
+    ] = False,
+    scheme: Annotated[
+        str | None, typer.Option(help="fedipw, efficient or a calibrated method.")
+    ] = None,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="The mean over samples (n) instead of clients.")
+    ] = False,
+    jackknife: Annotated[
+        int, typer.Option(help="Groups of a jackknife over clients; 0 linearises.")
+    ] = 0,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    missing: Annotated[
+        MissingName, typer.Option(help="What becomes of missing covariates and unknown levels.")
+    ] = MissingName.ERROR,
+    missing_metrics: Annotated[
+        bool, typer.Option("--missing-metrics", help="Leave replies without a metric out.")
+    ] = False,
+    day_length: Annotated[float, typer.Option(help="Rounds in a day, for the clock.")] = 24.0,
+    out: Annotated[Path | None, typer.Option(help="Table of estimates; .csv or .parquet.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Estimate a metric's mean over the whole population from those who replied.
+
+    Both stages are fitted, participation on all rounds. Gives the plain mean of the replies, and
+    Horvitz-Thompson, Hajek and GREG means of the population with design-based two-phase standard
+    errors, which know that a client enrolls once and replies in related rounds.
+
+    Example: fedipw evaluate --metrics loss.parquet --population people.parquet --rounds rounds
+    """
+    from fedipw.data.ledger import Ledger
+    from fedipw.data.tables import check_table_path, write_table
+    from fedipw.evaluation import EvaluationPlan, Metrics, evaluated, logged_two_phase
+
+    check_sources(population, enrolled, targets, population_size)
+    if out is not None:
+        check_table_path(out)
+        check_inputs_kept(out, rounds, population, enrolled, targets, metrics, against)
+    _check_numbers(sensitivity or [], jackknife, confidence)
+    if conclusion is not None and not sensitivity:
+        raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
+    if targets is not None and enrollment != ".":
+        raise InputError("--enrollment goes with --population: with --targets it is calibrated.")
+    values = Metrics.read(metrics)
+    if against is not None:
+        values = values.against(Metrics.read(against))
+    ledger = Ledger(rounds)
+    ledger.require_rounds()
+    with ExitStack() as stack:
+        options = table_options(missing, None, 0.0, None, stack)
+        plan = log_plan(
+            scheme or ("fedipw" if targets is None else "calibrated-quadratic"),
+            (participation, availability, history),
+            options,
+            (FitName.POOLED, None, 10, day_length, 0.0),
+            None,
+            None,
+        )
+        people = known_people(
+            population, enrolled, targets, population_size, enrollment, options, None, ledger
+        )
+        with bar("rounds") as step:
+            logged = logged_two_phase(
+                people, ledger, values, plan, allow_missing=missing_metrics, progress=step
+            )
+        asked = EvaluationPlan(
+            by=tuple(by or ()), confidence=confidence, odds_ratios=tuple(sensitivity or ()),
+            conclusion=conclusion, jackknife=jackknife, by_samples=samples,
+        )  # fmt: skip
+        found = evaluated(logged, people, plan.method.name, asked)
+    if out is not None:
+        write_table(found.table(), out)
+    _report(found, out, as_json=as_json, contrast=against is not None)
+
+
+def _check_numbers(odds: list[float], jackknife: int, confidence: float) -> None:
+    if any(not (value >= 1.0) for value in odds):
+        raise InputError(f"--sensitivity takes odds ratios of 1 or more, not {min(odds):g}.")
+    if jackknife < 0 or jackknife == 1:
+        raise InputError(f"--jackknife takes 2 groups or more, or 0, not {jackknife}.")
+    if not 0.0 < confidence < 1.0:
+        raise InputError(f"--confidence lies between 0 and 1, not {confidence:g}.")
+
+
+def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        return
+    table = Table("group", "mean", "estimate", "se", "low", "high", "eff. n", "clients")
+    last = ""
+    lines = [x for x in found.estimates if math.isfinite(x.estimate)]
+    for line in lines[:_SHOWN]:
+        known = math.isfinite(line.se)
+        table.add_row(
+            "" if line.group == last else escape(line.group),
+            _SHORT.get(line.estimator, line.estimator),
+            f"{line.estimate:.5g}",
+            f"{line.se:.3g}" if known else "–",
+            f"{line.low:.5g}" if known else "–",
+            f"{line.high:.5g}" if known else "–",
+            f"{line.effective_sample_size:.1f}",
+            str(line.clients),
+        )
+        last = line.group
+    _out.print(table)
+    for reason in dict.fromkeys(line.reason for line in found.estimates if line.reason):
+        groups = [f"{x.estimator} of {x.group}" for x in found.estimates if x.reason == reason]
+        say(f"{some(groups)}: {reason}.")
+    if len(lines) > _SHOWN:
+        say(f"... and {len(lines) - _SHOWN} more rows; --out writes them all.")
+    if contrast:
+        say("Values are differences: the first model less the second, on the same clients.")
+    moved = found.moved
+    say(f"Weighting moves the mean by {moved.difference:+.4g} (standard error {moved.se:.2g}).")
+    for bounds in found.sensitivity:
+        say(
+            f"If unobserved drivers move the odds of enrollment by up to {bounds.odds_ratio:g}: "
+            f"{bounds.low:.5g} to {bounds.high:.5g}; centred error of the weights up to "
+            f"{bounds.weight_error:.3g}."
+        )
+    at = found.sensitivity[0].reverses_at if found.sensitivity else None
+    if at is not None:
+        say("No odds ratio changes the conclusion." if math.isinf(at) else
+            f"The conclusion changes at an odds ratio of {at:.4g}.")  # fmt: skip
+    if not found.sensitivity and found.sensitivity_reason != "not asked for":
+        say(f"No sensitivity analysis: {found.sensitivity_reason}.")
+    for note in found.notes:
+        say(note)
+    if out is not None:
+        say(f"Wrote {out}")

@@ -1,0 +1,89 @@
+"""A two-phase sample from arrays: both stages fitted here, as in a simulation or a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedipw.data.frames import Frame
+from fedipw.data.partitions import Block, Blocks, rows_per_block
+from fedipw.errors import InputError
+from fedipw.evaluation.stages import FittedEnrollment, StepPhase
+from fedipw.evaluation.twophase import TwoPhase
+from fedipw.numerics.checks import check_finite, check_rows
+from fedipw.propensity.fit import LogisticFit, logistic_fit
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+
+
+def fitted_two_phase(
+    Z: FloatArray,
+    enrolled: BoolArray,
+    X: FloatArray,
+    client: IntArray,
+    round_index: IntArray,
+    *,
+    replied: BoolArray,
+) -> TwoPhase:
+    """Return the replies as a two-phase sample, with logistic models of both stages.
+
+    Parameters
+    ----------
+    Z
+        Pre-enrollment covariates of the population, without a constant, (N, q).
+    enrolled
+        Who is enrolled, (N,).
+    X
+        Covariates of participation, one row per enrolled client and round, (rows, k); those in
+        ``Z`` that matter for it among them.
+    client
+        Row of ``Z`` of each of these, (rows,).
+    round_index
+        Round of each of these, 0 to R - 1, (rows,).
+    replied
+        Who replied, (rows,).
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> Z, enrolled = rng.normal(size=(400, 1)), rng.random(400) < 0.5
+    >>> client = np.repeat(np.flatnonzero(enrolled), 3)
+    >>> sample = fitted_two_phase(Z, enrolled, Z[client], client, np.arange(len(client)) % 3,
+    ...                           replied=rng.random(len(client)) < 0.4)
+    >>> sample.rounds, sample.clients == enrolled.sum(), abs(sample.weights.sum() / 400 - 1) < 0.1
+    (3, True, True)
+    """
+    check_rows(len(Z), enrolled=enrolled)
+    check_rows(len(X), client=client, round_index=round_index, replied=replied)
+    check_finite(Z, [f"Z{j}" for j in range(Z.shape[1])], "population")
+    check_finite(X, [f"X{j}" for j in range(X.shape[1])], "rounds")
+    if not enrolled[client].all():
+        raise InputError("Rounds list clients that are not enrolled.")
+    code = np.cumsum(enrolled) - 1
+    people, frame, fit = _fit(Z, enrolled)
+    phase = FittedEnrollment.of(people, frame, fit, np.ascontiguousarray(Z[enrolled].T))
+    rows, inside, step = _fit(X, replied)
+    beta = inside.matrix() @ np.append(step.coefficients, step.intercept)
+    replies = np.flatnonzero(replied)
+    part = StepPhase.of(rows, code[client], beta, replies, int(enrolled.sum()))
+    return TwoPhase(
+        client=code[client[replies]],
+        round=round_index[replies],
+        prob=part.reply_prob,
+        rounds=int(round_index.max()) + 1,
+        enrollment=phase,
+        steps=(part,),
+    )
+
+
+def _fit(columns: FloatArray, labels: BoolArray) -> tuple[Blocks, Frame, LogisticFit]:
+    frame, size = Frame.of(columns.T), rows_per_block(columns.shape[1])
+    blocks = Blocks(memory=2**63)
+    for first in range(0, len(columns), size):
+        part = np.array(columns[first : first + size].T, dtype=np.float64, order="C")
+        flags = labels[first : first + size].astype(np.int8)
+        blocks.append(Block(frame.standard(part), flags, np.empty(0)))
+    names = [f"x{j}" for j in range(columns.shape[1])]
+    return blocks, frame, logistic_fit(blocks, names, frame=frame).checked()

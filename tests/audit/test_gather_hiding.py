@@ -1,0 +1,246 @@
+"""What an audit must not show: parts of too few clients, and anybody's identifier."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedipw.audit.cells import merged_reliability, shown_histogram, weight_part
+from fedipw.audit.gather import audit_facts
+from fedipw.audit.parts import Audit
+from fedipw.data import Ledger, TableFile, Targets
+from fedipw.evaluation.diagnostics import ReliabilityBin, weight_diagnostics
+from fedipw.propensity import Formulas, LogSettings, LogWindow, TableSettings
+from fedipw.weights import method_named
+from fedipw.weights.logrun import LogPlan
+from fedipw.weights.people import KnownPopulation, KnownTotals
+
+Array = np.ndarray[Any, Any]
+
+
+def rare_world(seed: int, size: int, rounds: int) -> tuple[pl.DataFrame, list[pl.DataFrame]]:
+    """Return people and rounds with levels of all sizes, some of one client."""
+    rng = np.random.default_rng(seed)
+    places = [f"place {k}" for k in range(40)]
+    share = 0.6 ** np.arange(40)
+    people = pl.DataFrame(
+        {
+            "unit_id": [f"zq{i}zq" for i in range(size)],
+            "enrolled": rng.random(size) < 0.5,
+            "place": rng.choice(places, size, p=share / share.sum()),
+            "kids": np.minimum(rng.geometric(0.5, size), 9),
+            "rare": rng.random(size) < 4 / size,
+            "z": rng.normal(size=size),
+        }
+    )
+    inside = people.filter("enrolled")
+    n, made = inside.height, []
+    for k in range(1, rounds + 1):
+        table = {
+            "round": np.full(n, k),
+            "unit_id": inside["unit_id"],
+            "invited": np.ones(n, dtype=bool),
+            "replied": rng.random(n) < 0.4,
+            "carrier": rng.choice(["a", "b", "c", "d"], n, p=[0.7, 0.25, 0.04, 0.01]),
+        }
+        made.append(pl.DataFrame(table))
+    return people, made
+
+
+def audit_of(
+    people: pl.DataFrame, rounds: list[pl.DataFrame], *, min_cell: int, fit: str = "pooled"
+) -> Audit:
+    with tempfile.TemporaryDirectory() as directory:
+        where = Path(directory)
+        people.write_parquet(where / "people.parquet")
+        ledger = Ledger(where / "rounds")
+        for k, one in enumerate(rounds, 1):
+            ledger.append(k, one)
+        table = TableFile(where / "people.parquet")
+        # with a penalty, since levels of one client part the classes
+        plan = LogPlan(
+            method=method_named("fedipw"),
+            formulas=Formulas(reply="place + kids + rare + z + carrier"),
+            settings=LogSettings(window=LogWindow(fit), day_length=2.0, l2=1.0),
+        )
+        formula = "place + kids + rare + z"
+        known = KnownPopulation.of(table, formula, settings=TableSettings(l2=1.0))
+        return audit_facts(known, ledger, plan, min_cell=min_cell)
+
+
+def counts(found: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield every count of clients or rows in the parts that can be small."""
+    for part in found["stages"]:
+        for group, values in part["prob"]["counts"].items():
+            yield from ((f"{part['stage']} {group}", n) for n in values)
+        yield from ((f"{part['stage']} reliability", one["count"]) for one in part["reliability"])
+    for part in found["weights"]:
+        for values in part["multiples"]["counts"].values():
+            yield from ((part["name"], n) for n in values)
+    for part in found["rates"]:
+        yield from ((part["column"], line["rows"]) for line in part["lines"])
+    for part in found["heat"]:
+        yield from ((part["column"], n) for line in part["rows"] for n in line if n is not None)
+    if found["overlap"] is not None:
+        yield from ((part["name"], part["population"]) for part in found["overlap"]["empty"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    size=st.integers(60, 400),
+    rounds=st.integers(1, 6),
+    min_cell=st.sampled_from([2, 5, 10, 25]),
+    fit=st.sampled_from(["past", "pooled", "same-round"]),
+)
+@example(seed=0, size=60, rounds=5, min_cell=25, fit="past")
+def test_no_part_of_too_few_clients_or_rows_is_shown(
+    seed: int, size: int, rounds: int, min_cell: int, fit: str
+) -> None:
+    people, tables = rare_world(seed, size, rounds)
+    found = audit_of(people, tables, min_cell=min_cell, fit=fit).to_json()
+    text = json.dumps(found, allow_nan=False)
+    assert "zq" not in text
+    small = [(name, n) for name, n in counts(found) if 0 < n < min_cell]
+    assert not small
+    check_levels(found, people, pl.concat(tables), min_cell)
+
+
+def check_levels(
+    found: dict[str, Any], people: pl.DataFrame, log: pl.DataFrame, min_cell: int
+) -> None:
+    """Check that no level of few clients is named, and that all others are."""
+    clients = dict(people["place"].value_counts().iter_rows())
+    lines = [line["name"] for line in found["balance"]["lines"]]
+    shown = {name[6:-1] for name in lines if name.startswith("place[")}
+    assert shown == {place for place, n in clients.items() if n >= min_cell}
+    yes = int(people["rare"].sum())
+    assert ("rare" in lines) == (yes == 0 or min(yes, people.height - yes) >= min_cell)
+    wanted = len(clients) - len(shown) + ("rare" not in lines)
+    assert found["balance"]["hidden"] == wanted
+    rates = {part["column"]: part for part in found["rates"]}
+    inside = dict(people.filter("enrolled")["place"].value_counts().iter_rows())
+    large = {place for place, n in inside.items() if n >= min_cell}
+    assert {line["level"] for line in rates["place"]["lines"]} == large
+    assert rates["place"]["hidden"] == len(inside) - len(large)
+    users = dict(log.group_by("carrier").agg(pl.col("unit_id").n_unique()).iter_rows())
+    seen = {carrier for carrier, n in users.items() if n >= min_cell}
+    assert {line["level"] for line in rates["carrier"]["lines"]} == seen
+    for part in found["stages"]:
+        for one in part["coefficients"]:
+            name = one["name"]
+            if name.startswith("place["):
+                whole = clients if part["stage"] == "enrollment" else inside
+                assert whole[name[6:-1]] >= min_cell
+            if name.startswith("carrier["):
+                assert users[name[8:-1]] >= min_cell
+
+
+def test_more_than_twenty_levels_show_the_largest() -> None:
+    rng = np.random.default_rng(0)
+    people, tables = rare_world(1, 3000, 2)
+    places = [f"p{k:02d}" for k in range(30)]
+    people = people.with_columns(place=pl.Series(rng.choice(places, 3000)))
+    part = next(p for p in audit_of(people, tables, min_cell=10).rates if p.column == "place")
+    sizes = people.filter("enrolled")["place"].value_counts(sort=True)
+    assert len(part.lines) == 20
+    assert part.hidden == 10
+    assert min(line.rows for line in part.lines) >= 2 * sizes["count"].sort(descending=True)[20]
+    assert [line.level for line in part.lines] == sorted(line.level for line in part.lines)
+
+
+def test_columns_of_too_many_levels_and_beyond_twelve_are_named_and_not_counted() -> None:
+    people, tables = rare_world(2, 1500, 2)
+    wide = people.with_columns(
+        serial=pl.col("unit_id").str.replace_all("z", "y"),
+        **{f"more{k}": pl.lit(float(k)) for k in range(12)},
+    )
+    found = audit_of(wide, tables, min_cell=10)
+    assert len(found.rates) == 11  # twelve but the serial number
+    assert any("by serial, more6" in note and "2 more" in note for note in found.notes)
+    assert "yq" not in json.dumps(found.to_json())
+
+
+@given(
+    table=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=30),
+    min_cell=st.integers(1, 40),
+)
+def test_merged_bins_keep_every_count_and_none_is_small(
+    table: list[tuple[int, int]], min_cell: int
+) -> None:
+    groups = {name: np.array(n) for name, n in zip("ab", zip(*table, strict=True), strict=True)}
+    edges = np.arange(len(table) + 1.0)
+    found = shown_histogram(edges, groups, min_cell, log_scale=False)
+    assert (found.edges[0], found.edges[-1]) == (0.0, float(len(table)))
+    assert list(found.edges) == sorted({*found.edges})
+    for name, values in groups.items():
+        if 0 < values.sum() < min_cell:
+            assert name not in found.counts
+            continue
+        got = np.array(found.counts[name])
+        assert ((got == 0) | (got >= min_cell)).all()
+        cuts = np.array(found.edges, dtype=int)
+        assert got.tolist() == [values[a:b].sum() for a, b in pairwise(cuts)]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=10),
+    min_cell=st.integers(1, 40),
+)
+def test_merged_reliability_keeps_rows_and_means(sizes: list[int], min_cell: int) -> None:
+    rng = np.random.default_rng(len(sizes))
+    bins = [
+        ReliabilityBin(
+            count=n, mean_prob=p, rate=float(rng.integers(0, n + 1)) / n, standard_error=0
+        )
+        for n, p in zip(sizes, np.sort(rng.random(len(sizes))).tolist(), strict=True)
+    ]
+    found = merged_reliability(bins, min_cell)
+    if sum(sizes) < min_cell:
+        assert found == ()
+        return
+    assert sum(one.count for one in found) == sum(sizes)
+    assert min(one.count for one in found) >= min_cell
+    for name in ("mean_prob", "rate"):
+        got = sum(one.count * getattr(one, name) for one in found)
+        assert got == pytest.approx(sum(one.count * getattr(one, name) for one in bins))
+
+
+@given(seed=st.integers(0, 99), n=st.integers(1, 200))
+def test_weights_without_negative_ones_are_as_in_the_diagnostics(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.lognormal(size=n) * (rng.random(n) < 0.9)
+    part = weight_part("replies", weights, min_cell=1)
+    if not weights.any():
+        assert part is None
+        return
+    assert part is not None
+    wanted = weight_diagnostics(weights)
+    assert (part.count, part.zeros, part.negative) == (n, wanted.zeros, 0)
+    for name in ("effective_sample_size", "design_effect", "largest_share", "top_share"):
+        assert getattr(part, name) == pytest.approx(getattr(wanted, name))
+    np.testing.assert_allclose(list(part.quantiles.values()), wanted.quantiles, rtol=1e-12)
+    assert sum(part.multiples.counts["replies"]) == wanted.counts.sum()
+
+
+def test_with_totals_levels_of_few_enrolled_clients_are_hidden(tmp_path: Path) -> None:
+    people, _ = rare_world(3, 400, 1)
+    people.filter("enrolled").write_parquet(tmp_path / "enrolled.parquet")
+    inside = people.filter("enrolled")["place"].value_counts()
+    large = inside.filter(pl.col("count") >= 10)["place"][0]
+    small = inside.filter(pl.col("count") < 10)["place"][0]
+    targets = Targets.of({"z": 0.0, f"place[{large}]": 0.3, f"place[{small}]": 0.01})
+    known = KnownTotals.of(TableFile(tmp_path / "enrolled.parquet"), targets)
+    found = audit_facts(known, None, LogPlan(method=method_named("calibrated-entropy")))
+    assert found.balance is not None
+    assert [line.name for line in found.balance.lines] == ["z", f"place[{large}]"]
+    assert found.balance.hidden == 1
+    assert "1 levels of the balance are hidden: fewer than 10 clients or rows." in found.notes
