@@ -28,6 +28,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+unit: export FEDIPW_ARTIFACTS ?= $(CURDIR)/artifacts
 unit: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
@@ -39,4 +40,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.simulator
 
 clean:
-	rm -rf $(VENV) demo docs/_build
+	rm -rf $(VENV) artifacts demo docs/_build

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.audit``: an audit of a real-sized log.
+"""``python -m benchmarks.audit``: ``fedipw audit`` on real-sized logs of 20 million rows.
 
-Writes a population of a million clients and 100 rounds of 200,000 enrolled clients each (20 million
-rows), with times and categories, and gathers an audit of it in a process of its own, with the
-default fit, in one step and in three. Results go to benchmarks/results/audit.json.
+A million clients of whom a fifth are enrolled, over 100 rounds; and a million enrolled of two
+million, over 20 rounds. Results go to benchmarks/results/audit.json, the docs' table to
+docs/_static/audit-benchmark.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,23 +27,52 @@ from fedipw.data import Ledger
 from fedipw.experiments.files import environment
 
 RESULT = Path(__file__).parent / "results" / "audit.json"
-SECONDS, GIGABYTES, BYTES = 180.0, 3.0, 1_000_000  # what an audit may take
+TABLE = Path(__file__).parents[1] / "docs" / "_static" / "audit-benchmark.md"
+SECONDS, GIGABYTES = 180.0, 3.0  # what an audit may take
+METRICS = "metrics.parquet"
+FITS = {
+    "past fit": ("--participation-fit", "past"),
+    "pooled fit": ("--participation-fit", "pooled"),
+}
 
 
-def write_log(directory: Path, clients: int, rounds: int, *, steps: int, seed: int = 0) -> int:
-    """Write a population, a fifth of it enrolled, and its rounds; return the number enrolled."""
+@dataclass(frozen=True)
+class Case:
+    """A log, and the audits made of it."""
+
+    name: str
+    clients: int
+    rounds: int
+    intercept: float  # of the log odds of enrollment
+    steps: int
+    runs: dict[str, tuple[str, ...]]
+
+
+CASES = (
+    Case("220,000 enrolled, one step", 1_000_000, 100, -1.65, 1, FITS),
+    Case(
+        "220,000 enrolled, three steps", 1_000_000, 100, -1.65, 3,
+        {**FITS, "past fit and a metric": ("--metrics", METRICS, "--by", "os")},
+    ),
+    Case("1,000,000 enrolled, one step", 2_000_000, 20, -0.15, 1, {"past fit": FITS["past fit"]}),
+)  # fmt: skip
+
+
+def write_log(directory: Path, clients: int, case: Case, *, seed: int = 0) -> None:
+    """Write a population, its rounds, and a metric of the replies."""
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((3, clients))
     system = rng.choice(["android", "ios", "web"], clients, p=[0.6, 0.3, 0.1])
-    region = rng.choice([f"region {k}" for k in range(6)], clients)
-    odds = -1.65 + 0.8 * z[0] - 0.5 * z[1] + 0.5 * (system == "ios")
+    region = rng.choice([f"region {k}" for k in range(30)], clients)
+    odds = case.intercept + 0.8 * z[0] - 0.5 * z[1] + 0.5 * (system == "ios")
     enrolled = rng.random(clients) < expit(odds)
     people = {"unit_id": np.arange(clients), "enrolled": enrolled, "os": system, "region": region}
     people |= {f"z{j + 1}": z[j] for j in range(3)}
     pl.DataFrame(people).write_parquet(directory / "people.parquet")
     ids = np.flatnonzero(enrolled)
     n, z, ledger = len(ids), z[:, ids], Ledger(directory / "rounds")
-    for index in range(1, rounds + 1):
+    reported = []
+    for index in range(1, case.rounds + 1):
         opened = datetime(2026, 1, 1) + timedelta(hours=index)
         battery, network = rng.standard_normal(n), rng.choice(["wifi", "cell", "none"], n)
         wave = 0.4 * np.sin(2 * np.pi * index / 24)
@@ -52,70 +82,66 @@ def write_log(directory: Path, clients: int, rounds: int, *, steps: int, seed: i
         replied = invited & (rng.random(n) < expit(odds))
         table = {"unit_id": ids, "invited": invited, "replied": replied, "battery": battery}
         table |= {"network": network, "bars": rng.integers(0, 6, n), "opened_at": [opened] * n}
-        if steps == 3:
+        if case.steps == 3:
             table |= {"available": available, "invite_prob": np.full(n, 0.5)}
         ledger.append(index, pl.DataFrame(table))
-    return n
+        value = 0.5 + 0.1 * z[0, replied] + 0.1 * rng.random(replied.sum())
+        reported.append(pl.DataFrame({"unit_id": ids[replied], "round": index, "value": value}))
+    pl.concat(reported).write_parquet(directory / METRICS)
 
 
-def run(directory: Path, fit: str) -> dict[str, Any]:
-    """Return seconds, peak memory and bytes of the audit, made by a process of its own."""
-    out = directory / f"audit-{fit}.json"
-    command = [sys.executable, "-m", "benchmarks.audit", "--gather", str(directory)]
-    command += ["--fit", fit, "--out", str(out)]
+def run(directory: Path, *options: str) -> dict[str, Any]:
+    """Return seconds, peak memory and bytes of the command."""
+    page, values = directory / "report.html", directory / "report.json"
+    command = [sys.executable, "-m", "fedipw.cli", "audit", "--out", str(page)]
+    command += ["--population", str(directory / "people.parquet"), "--json", str(values)]
+    command += ["--rounds", str(directory / "rounds"), *options]
     began = time.perf_counter()
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise RuntimeError(f"{command} ended with {status}")
+    sizes = json.loads(values.read_text())["sizes"]
     return {
         "seconds": time.perf_counter() - began,
         "gigabytes": used.ru_maxrss / 2**20,
-        "bytes": out.stat().st_size,
-        "rows": json.loads(out.read_text())["sizes"]["rows"],
+        "page_bytes": page.stat().st_size,
+        "rows": sizes["rows"],
+        "enrolled": sizes["enrolled"],
+        "replies": sizes["replies"],
     }
 
 
-def gather(directory: Path, fit: str, out: Path) -> None:
-    """Write the audit of a log."""
-    from fedipw.audit.gather import audit_facts
-    from fedipw.data import TableFile
-    from fedipw.propensity import LogSettings, LogWindow
-    from fedipw.weights import method_named
-    from fedipw.weights.logrun import LogPlan
-    from fedipw.weights.people import KnownPopulation
-
-    ledger = Ledger(directory / "rounds")
-    people = KnownPopulation.of(TableFile(directory / "people.parquet"), later=ledger.covariates)
-    plan = LogPlan(method=method_named("fedipw"), settings=LogSettings(window=LogWindow(fit)))
-    found = audit_facts(people, ledger, plan, title="benchmark")
-    out.write_text(json.dumps(found.to_json(), allow_nan=False))
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """Return the runs as a table for the docs."""
+    lines = ["| audit | rows of the ledger | seconds | GB | page |", "|---|---:|---:|---:|---:|"]
+    for name, r in runs.items():
+        page = f"{r['page_bytes'] / 1e6:.1f} MB"
+        lines.append(
+            f"| {name} | {r['rows']:,} | {r['seconds']:.0f} | {r['gigabytes']:.1f} | {page} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of clients")
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--gather", type=Path, help="only gather the audit of this log")
-    parser.add_argument("--fit", default="past")
+    parser.add_argument("--table", type=Path, default=TABLE)
     arguments = parser.parse_args()
-    if arguments.gather is not None:
-        gather(arguments.gather, arguments.fit, arguments.out)
-        return
-    result: dict[str, Any] = {"clients": arguments.clients, "rounds": arguments.rounds, "runs": {}}
-    result["limits"] = {"seconds": SECONDS, "gigabytes": GIGABYTES, "bytes": BYTES}
-    for steps in (1, 3):
+    result: dict[str, Any] = {"limits": {"seconds": SECONDS, "gigabytes": GIGABYTES}, "runs": {}}
+    for case in CASES:
         with tempfile.TemporaryDirectory() as scratch:
             directory = Path(scratch)
-            result["enrolled"] = write_log(
-                directory, arguments.clients, arguments.rounds, steps=steps
-            )
-            for fit in ("past", "pooled"):
-                found = run(directory, fit)
-                result["runs"][f"{fit}, {'one step' if steps == 1 else 'three steps'}"] = found
-                print(steps, fit, found, flush=True)
+            clients = int(case.clients * arguments.scale)
+            write_log(directory, clients, case)
+            for name, options in case.runs.items():
+                chosen = [str(directory / x) if x == METRICS else x for x in options]
+                found = run(directory, *chosen)
+                result["runs"][f"{case.name}, {name}"] = found
+                print(case.name, name, found, flush=True)
     arguments.out.write_text(json.dumps(result | environment(), indent=2) + "\n")
+    arguments.table.write_text(table(result["runs"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """``python -m benchmarks.coverage``: how often intervals of a metric hold the truth.
 
 The testbed's population is drawn once, with each client's loss under the best model as its metric.
-Enrollment and participation are drawn again and again; both propensities are estimated on each draw.
+Enrollment and participation are drawn again and again, both propensities estimated on each draw.
 For every number of rounds the share of nominal 95% intervals that hold the population's mean is
 counted, for the design-based intervals of fedipw and for those that leave something out:
 
@@ -29,9 +29,11 @@ from fedipw.data.mechanisms import (
     DailyParticipation,
     LogisticEnrollment,
     MarkovAvailability,
+    ParticipationMechanism,
     enrollment_draw,
 )
 from fedipw.evaluation import (
+    Estimator,
     GregMean,
     Group,
     HajekMean,
@@ -45,7 +47,7 @@ from fedipw.theory import FederatedLogistic, target_weights
 RESULT = Path(__file__).parent / "results" / "coverage.json"
 TABLE = Path(__file__).parents[1] / "docs" / "_static" / "coverage.md"
 ROUNDS = (1, 5, 20, 300)
-KINDS = {
+KINDS: dict[str, tuple[str, ParticipationMechanism]] = {
     "daily": ("own state and hour of the day, in the model", DailyParticipation()),
     "markov": ("two-state Markov chain, its memory not in the model", MarkovAvailability()),
 }
@@ -66,8 +68,9 @@ class Task:
 def draws(task: Task) -> list[dict[str, tuple[float, float]]]:
     """Return lower and upper ends by interval, of each draw, less the truth."""
     drawn = Testbed(size=task.size).draw(np.random.default_rng(1))
-    Z, target = drawn.population.matrix(), FederatedLogistic(
-        drawn.clients, 0.05, target_weights(drawn.clients)
+    Z, target = (
+        drawn.population.matrix(),
+        FederatedLogistic(drawn.clients, 0.05, target_weights(drawn.clients)),
     )
     metric = target.client_losses(target.minimum().point)
     truth, prob = float(metric.mean()), LogisticEnrollment()(drawn.population)
@@ -85,9 +88,7 @@ def draws(task: Task) -> list[dict[str, tuple[float, float]]]:
             X = np.column_stack([static, np.concatenate([r.covariates[ids] for r in rounds])])
         replied = np.concatenate([r.replied[ids] for r in rounds])
         index = np.repeat(np.arange(task.rounds), len(ids))
-        sample = fitted_two_phase(
-            Z, enrolled, X, np.tile(ids, task.rounds), index, replied=replied
-        )
+        sample = fitted_two_phase(Z, enrolled, X, np.tile(ids, task.rounds), index, replied=replied)
         out.append(_intervals(sample, metric[ids][sample.client], Z, enrolled, truth))
     return out
 
@@ -95,7 +96,8 @@ def draws(task: Task) -> list[dict[str, tuple[float, float]]]:
 def _intervals(
     sample: Any, values: np.ndarray, Z: np.ndarray, enrolled: np.ndarray, truth: float
 ) -> dict[str, tuple[float, float]]:
-    estimators = [HajekMean(), GregMean(Z[enrolled], Z.mean(axis=0)), HorvitzThompsonMean()]
+    greg = GregMean(Z[enrolled], Z.mean(axis=0))
+    estimators: list[Estimator] = [HajekMean(), greg, HorvitzThompsonMean()]
     found = population_means(sample, values, estimators, [Group(size=len(Z))])
     ends = {f.estimator: (f.low - truth, f.high - truth) for f in found}
     hajek = found[0]
@@ -127,8 +129,14 @@ def row(kind: str, rounds: int, ends: list[dict[str, tuple[float, float]]]) -> d
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table for the docs."""
-    names = {"hajek": "Hájek", "greg": "GREG", "horvitz-thompson": "HT",
-             "superpopulation": "superpopulation", "one phase": "one phase", "naive": "naive"}  # fmt: skip
+    names = {
+        "hajek": "Hájek",
+        "greg": "GREG",
+        "horvitz-thompson": "HT",
+        "superpopulation": "superpopulation",
+        "one phase": "one phase",
+        "naive": "naive",
+    }
     lines = [
         "| participation | rounds | " + " | ".join(names.values()) + " |",
         "|---|---:|" + "---:|" * len(names),

@@ -10,8 +10,11 @@ import numpy as np
 import polars as pl
 
 from fedipw.data.facts import (
+    CODED,
     Missing,
     check_facts,
+    check_range,
+    coded_columns,
     coded_parts,
     column_kind,
     known_levels,
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Design", "DesignRows", "Missing", "bound_design"]
 
 _AT_ONCE = 32  # derived columns worked out together
-_CODED = "\0levels"  # marks the coded copy of a category's column
 _AS_THEY_ARE = {pl.Float64, pl.Float32, pl.Int64, pl.Int32, pl.Boolean}
 
 
@@ -102,7 +104,7 @@ class Design:
             lost = missing_rows(series, where)
             if column in self.levels:
                 codes, lost, strange = _codes(self, series, lost, where)
-                table[column + _CODED] = codes
+                table[column + CODED] = codes
                 unseen |= {column: strange} if strange else {}
             elif column not in numbers:
                 continue  # only asked whether it is missing
@@ -332,12 +334,16 @@ def _values(
     table = pl.DataFrame([series.alias(name) for name, series in columns.items()])
     table = table if kept is None else table.filter(pl.Series(kept))
     out = np.empty((len(design.terms), table.height))
-    derived = []
+    derived, coded = [], coded_columns(design.levels, table)
     for j, term in enumerate(design.terms):
-        if len(term.factors) == 1 and term.factors[0].is_plain:
-            series = table[term.factors[0].column]
+        first = term.factors[0]
+        if len(term.factors) == 1 and first.is_plain:
+            series = table[first.column]
             direct = series if series.dtype in _AS_THEY_ARE else series.cast(pl.Float64)
             out[j] = direct.to_numpy()
+        elif len(term.factors) == 1 and (first.column, first.level) in coded:
+            codes, code = coded[first.column, first.level]
+            np.equal(codes, code, out=out[j], casting="unsafe")
         else:
             derived.append(j)
     for start in range(0, len(derived), _AT_ONCE):
@@ -346,7 +352,7 @@ def _values(
         made = table.select(t.expression(table.schema).alias(name) for name, t in terms.items())
         for j in chosen:
             out[j] = made[str(j)].to_numpy()
-            _check_range(out[j], design.terms[j].name, where)
+            check_range(out[j], design.terms[j].name, where)
     return out
 
 
@@ -355,22 +361,10 @@ def _coded_term(term: Term, levels: Mapping[str, Sequence[str]]) -> Term:
     return Term(
         term.name,
         tuple(
-            f if f.level is None or f.column not in levels else replace(f, column=f.column + _CODED)
+            f if f.level is None or f.column not in levels else replace(f, column=f.column + CODED)
             for f in term.factors
         ),
     )
-
-
-def _check_range(values: FloatArray, name: str, where: str) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):
-            return
-    bad = ~np.isfinite(values)
-    if bad.any():
-        raise InputError(
-            f"{where}: {name} is beyond the range of numbers in {bad.sum()} of {len(bad)} rows. "
-            "Scale the column down or use a lower power."
-        )
 
 
 def _number_columns(design: Design) -> frozenset[str]:

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from fedipw.data.formula import Clause, Part, near
@@ -15,7 +17,11 @@ from fedipw.data.terms import MISSING, OTHER, Factor, is_category, is_number, nu
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
+
 LEVELS_MAX = 500  # of one category
+CODED = "\0levels"  # marks the coded copy of a category's column
 _COLUMN, _LEVEL = "\0column", "\0level"  # names no column of a table has
 _TYPES = {"number": pl.Float64, "flag": pl.Boolean, "category": pl.String}
 
@@ -245,3 +251,31 @@ def missing_rows(series: pl.Series, where: str) -> pl.Series | None:
         )
     lost = series.is_null() | series.is_nan().fill_null(value=False)
     return lost if lost.any() else None
+
+
+def coded_columns(
+    levels: Iterable[str], table: pl.DataFrame
+) -> dict[tuple[str, str | None], tuple[np.ndarray, int]]:
+    """Return the codes of each category's column, and the code of each of its levels."""
+    found: dict[tuple[str, str | None], tuple[np.ndarray, int]] = {}
+    for column in levels:
+        series = table[column + CODED] if column + CODED in table.columns else None
+        if series is None or series.null_count() or not isinstance(series.dtype, pl.Enum):
+            continue
+        codes = series.to_physical().to_numpy()
+        for code, level in enumerate(series.dtype.categories.to_list()):
+            found[column, level] = codes, code
+    return found
+
+
+def check_range(values: FloatArray, name: str, where: str) -> None:
+    """Raise if a column of a design overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):
+            return
+    bad = ~np.isfinite(values)
+    if bad.any():
+        raise InputError(
+            f"{where}: {name} is beyond the range of numbers in {bad.sum()} of {len(bad)} rows. "
+            "Scale the column down or use a lower power."
+        )

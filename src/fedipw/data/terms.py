@@ -374,7 +374,7 @@ def _is_level(column: pl.Expr, kind: pl.DataType, level: str, name: str) -> pl.E
         return column if _yes(level, name) else ~column
     if kind.is_numeric():
         return column == _number(level, name)
-    if isinstance(kind, pl.Enum) and level in kind.categories:
+    if isinstance(kind, pl.Enum) and (kind.categories == level).any():
         return column == pl.lit(level, dtype=kind)  # compares codes, not text
     return column.cast(pl.String) == level
 

@@ -181,7 +181,24 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
                 rows=[_theory_row(name, row) for name, row in methods.items()],
             )
         )
+    if summary["theory"].get("sensitivity"):
+        tables.append(_sensitivity(summary["theory"]["sensitivity"]))
     return tables
+
+
+def _sensitivity(lines: list[dict[str, Any]]) -> Table:
+    return Table(
+        caption="If something unobserved moves the odds of enrollment: error of the weights, and "
+        "the excess loss it can leave (worst found; bound, where there is one)",
+        heads=["Odds ratio", "centred error", "floor found", "bound"],
+        rows=[
+            [
+                f"{line['odds_ratio']:g}",
+                *(number(line[k]) for k in ("weight_error", "floor", "largest_floor")),
+            ]
+            for line in lines
+        ],
+    )
 
 
 def _theory_row(name: str, row: dict[str, Any]) -> list[str]:

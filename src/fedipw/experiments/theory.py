@@ -16,12 +16,16 @@ from fedipw.theory import (
     convergence_bound,
     efficiency_bound,
     first_order_floor,
+    largest_floor,
     logistic_constants,
     lottery_term,
     redrawn_variance,
+    sensitivity_floor,
     weight_errors,
 )
 from fedipw.weights import Target
+
+ODDS_RATIOS = (1.05, 1.1, 1.25, 1.5, 2.0)
 
 
 def constants_of(
@@ -42,7 +46,28 @@ def problem_report(
     return {
         "constants": {**asdict(problem), "grades": grades, "condition": problem.condition},
         **enrollment_costs(scenario, run, target),
+        "sensitivity": sensitivity_report(run, target, problem),
     }
+
+
+def sensitivity_report(
+    run: Simulation, target: FederatedLogistic, problem: ProblemConstants
+) -> list[dict[str, float | None]]:
+    """Return what unobserved drivers of enrollment could do to training, by odds ratio."""
+    prob = run.federation.enrollment_prob
+    if prob is None:
+        return []
+    found = [sensitivity_floor(target, prob, odds_ratio) for odds_ratio in ODDS_RATIOS]
+    return [
+        {
+            "odds_ratio": one.odds_ratio,
+            "weight_error": one.weight_error,
+            "floor": one.floor,
+            "largest_floor": least if np.isfinite(least) else None,
+        }
+        for one in found
+        for least in [largest_floor(one.weight_error, problem)]
+    ]
 
 
 def enrollment_costs(

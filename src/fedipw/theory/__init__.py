@@ -17,12 +17,15 @@ from fedipw.theory.constants import (
     logistic_constants,
 )
 from fedipw.theory.floors import (
+    SensitivityFloor,
     efficiency_bound,
     estimated_efficiency_bound,
     exact_floor,
     first_order_floor,
+    largest_floor,
     redrawn_variance,
     residual_variance,
+    sensitivity_floor,
 )
 from fedipw.theory.instances import CurvedPair, TwoClients, UnequalPair
 from fedipw.theory.limit import ErrorParts, LimitWeights, error_parts, lottery_term
@@ -47,6 +50,7 @@ __all__ = [
     "LimitWeights",
     "ProblemConstants",
     "Schedule",
+    "SensitivityFloor",
     "TwoClients",
     "UnequalPair",
     "WeightErrors",
@@ -57,6 +61,7 @@ __all__ = [
     "estimated_efficiency_bound",
     "exact_floor",
     "first_order_floor",
+    "largest_floor",
     "logistic_constants",
     "lottery_term",
     "participation_only_errors",
@@ -66,6 +71,7 @@ __all__ = [
     "relative_ratio",
     "residual_variance",
     "sensitivity_errors",
+    "sensitivity_floor",
     "sensitivity_ratios",
     "step_limit",
     "target_weights",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_probability, check_rows
+from fedipw.theory.constants import ProblemConstants
 from fedipw.theory.objective import FederatedLogistic
+from fedipw.theory.weight_errors import sensitivity_errors, sensitivity_ratios
 
 if TYPE_CHECKING:
     from fedipw.data.testbed import Testbed
@@ -40,6 +43,113 @@ def first_order_floor(target: FederatedLogistic, ratio: FloatArray) -> float:
     centred = ratio / float(weight @ ratio) - 1.0
     g = (weight * centred) @ target.client_gradients(best.point)
     return float(0.5 * g @ np.linalg.solve(target.sums(best.point).hessian, g))
+
+
+def largest_floor(weight_error: float, problem: ProblemConstants) -> float:
+    r"""Return a bound on the floor that weights off by a centred error can leave.
+
+    .. math:: F(\theta_\rho^\star) - F^\star \le \frac{\epsilon^2 G^2}{2 (\mu - \epsilon^2 L B^2)}
+       \qquad (T11)
+
+    At the misweighted minimiser :math:`\nabla F = \text{mean}[(1 - \tilde\rho_i) \nabla f_i]` with
+    :math:`|1 - \tilde\rho_i| \le \epsilon`, so :math:`2\mu (F - F^\star) \le |\nabla F|^2 \le
+    \epsilon^2 (G^2 + 2 L B^2 (F - F^\star))` by (T1). Infinite where
+    :math:`\epsilon^2 L B^2 \ge \mu`.
+
+    >>> problem = ProblemConstants(smoothness=2.0, strong_convexity=1.0, heterogeneity=1.0,
+    ...                            population_size=100, least_prob=0.1)
+    >>> round(largest_floor(0.1, problem), 6), largest_floor(0.9, problem)
+    (0.005102, inf)
+    """
+    if not weight_error >= 0.0:
+        raise InputError(f"A weight error is 0 or more, not {weight_error!r}.")
+    left = problem.strong_convexity - weight_error**2 * problem.smoothness * problem.growth**2
+    return weight_error**2 * problem.heterogeneity**2 / (2.0 * left) if left > 0.0 else np.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SensitivityFloor:
+    """What an unobserved driver of enrollment can do to training."""
+
+    odds_ratio: float
+    weight_error: float  # largest centred error of the weights
+    floor: float  # excess loss of the worst weights found, attained by ``ratio``
+    ratio: FloatArray  # (N,)
+
+
+def sensitivity_floor(
+    target: FederatedLogistic, enrollment_prob: FloatArray, odds_ratio: float
+) -> SensitivityFloor:
+    r"""Return a floor that unobserved drivers of enrollment of up to Lambda can leave.
+
+    .. math:: \max_\rho \; \tfrac12\, g' H^{-1} g, \qquad
+       g = \frac{\sum_i \rho_i \nabla f_i(\theta^\star)}{\sum_i \rho_i} \qquad (T12)
+
+    over the ratios :math:`\rho` of (T4). Along a direction the largest mean is a threshold on the
+    gradients, as in the bounds of a metric (E3); directions are improved in turn from each axis of
+    the Hessian, and the floor of the worst ratios found is exact (T7). It is attained, so the true
+    worst case is no smaller; :func:`largest_floor` bounds it from above.
+
+    >>> from fedipw.data import Testbed
+    >>> from fedipw.theory import target_weights
+    >>> clients = Testbed(size=100).draw(np.random.default_rng(0)).clients
+    >>> target = FederatedLogistic(clients, 0.05, target_weights(clients))
+    >>> prob = np.full(100, 0.5)
+    >>> [round(sensitivity_floor(target, prob, x).floor, 4) for x in (1.0, 1.5, 2.0)]
+    [0.0, 0.0024, 0.0065]
+    """
+    check_rows(target.clients.size, enrollment_prob=enrollment_prob)
+    low, high = sensitivity_ratios(enrollment_prob, odds_ratio)
+    best = target.minimum()
+    gradients = target.client_gradients(best.point) * target.client_weights[:, None]
+    hessian = target.sums(best.point).hessian
+    worst, largest = np.ones(len(low)), 0.0
+    for axis in np.linalg.eigh(hessian)[1].T:
+        for start in (axis, -axis):
+            ratio, value = _climbed(gradients, target.client_weights, hessian, start, (low, high))
+            if value > largest:
+                worst, largest = ratio, value
+    floor = exact_floor(target, worst) if largest > 0.0 else 0.0
+    return SensitivityFloor(
+        odds_ratio=odds_ratio,
+        weight_error=sensitivity_errors(enrollment_prob, odds_ratio).centred,
+        floor=floor,
+        ratio=worst,
+    )
+
+
+def _climbed(
+    gradients: FloatArray,
+    weights: FloatArray,
+    hessian: FloatArray,
+    direction: FloatArray,
+    box: tuple[FloatArray, FloatArray],
+) -> tuple[FloatArray, float]:
+    """Return ratios no direction improves on, and g'H^-1 g / 2 of (T12) there."""
+    ratio, value = np.ones(len(weights)), 0.0
+    for _ in range(100):
+        ratio_next = _tilted(gradients @ direction, weights, box)
+        g = ratio_next @ gradients / (ratio_next @ weights)
+        direction = np.asarray(np.linalg.solve(hessian, g), dtype=np.float64)
+        found = 0.5 * float(g @ direction)
+        if found <= value * (1.0 + 1e-12):
+            break
+        ratio, value = ratio_next, found
+    return ratio, value
+
+
+def _tilted(
+    along: FloatArray, weights: FloatArray, box: tuple[FloatArray, FloatArray]
+) -> FloatArray:
+    """Return the ratios in the box with the largest weighted mean of ``along`` / ``weights``."""
+    low, high = box
+    ratio, level = low, float(low @ along) / float(low @ weights)
+    while True:
+        at = np.where(along > level * weights, high, low)
+        mean = float(at @ along) / float(at @ weights)
+        if not mean > level:
+            return ratio
+        ratio, level = at, mean
 
 
 def efficiency_bound(
