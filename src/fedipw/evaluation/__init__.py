@@ -48,8 +48,8 @@ from fedipw.evaluation.stages import (
     EnrollmentPhase,
     FittedEnrollment,
     KnownEnrollment,
-    StepPhase,
 )
+from fedipw.evaluation.steps import StepPhase
 from fedipw.evaluation.twophase import TwoPhase, Variance
 
 __all__ = [

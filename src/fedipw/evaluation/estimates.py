@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedipw.errors import InputError
-from fedipw.evaluation.stages import client_sums, inverse_of
+from fedipw.evaluation.sums import client_sums, inverse_of
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.weights.functions import effective_sample_size
 
@@ -46,13 +46,17 @@ class Group:
 
     def flags(self, sample: TwoPhase) -> FloatArray:
         """Return 1 for replies of the group, 0 for others, (m,)."""
-        out = np.ones(len(sample.client))
+        out = self.during(sample)
         if self.inside is not None:
             check_rows(sample.clients, inside=self.inside)
             out *= self.inside[sample.client]
-        if self.rounds is not None:
-            out *= np.isin(sample.round, self.rounds)
         return out
+
+    def during(self, sample: TwoPhase) -> FloatArray:
+        """Return 1 for replies in the rounds of the group, whoever's they are, (m,)."""
+        if self.rounds is None:
+            return np.ones(len(sample.client))
+        return np.isin(sample.round, self.rounds).astype(np.float64)
 
     def size_in(self, sample: TwoPhase) -> float | None:
         """Return how many clients of the population it counts for, over the sample's rounds."""
@@ -159,7 +163,7 @@ class GregMean:
 
     and reproduce the population means of b; :math:`\hat\gamma` is the weighted regression of
     :math:`D (y - \hat\mu)` on B. Consistent if the weights are right or the metric is linear in
-    b. Weights may be negative.
+    b. Weights may be negative. All sums are over the rounds of the group.
     """
 
     balance: FloatArray  # (n, q) of the enrolled
@@ -168,8 +172,9 @@ class GregMean:
 
     def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
         """Return the estimate and u."""
-        B = self._columns(sample)
-        seen = len(np.unique(sample.client))
+        during = group.during(sample)
+        B = self._columns(sample) * during[:, None]
+        seen = len(np.unique(sample.client[during > 0.0]))
         needed = CLIENTS_PER_TERM * B.shape[1]
         if seen < needed:
             raise InputError(f"{seen} clients replied, a regression on {B.shape[1]} columns needs "

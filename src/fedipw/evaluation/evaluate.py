@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedipw.evaluation.logged import LoggedSample
     from fedipw.evaluation.twophase import TwoPhase
 
+GROUPS_MAX = 200  # of one column
 _SAMPLE = 20_000  # rows of the population by which a number is cut into fifths
 
 
@@ -131,7 +132,7 @@ def evaluated(
     sample, estimators = logged.sample, _estimators(logged, plan)
     everyone = Group(size=logged.population_size)
     groups = [everyone]
-    for name in plan.by:
+    for name in dict.fromkeys(plan.by):
         groups += _rounds(logged) if name == ROUND else groups_by(logged, people, name)
     counts = logged.counts if plan.by_samples else None
     lines = list(plain_means(sample, logged.values, groups, plan.confidence, counts))
@@ -201,6 +202,12 @@ def groups_by(
         sample = people.coded.table.sample(_SAMPLE, [column])[column]
     cells = Cells.of(sample)
     mine = frame.select(cells.expression().alias("(cell)"))["(cell)"][logged.members]
+    levels = cells.ordered(mine.unique().to_list())
+    if len(levels) > GROUPS_MAX:
+        raise InputError(
+            f"{column!r} has {len(levels)} levels among the enrolled, more than {GROUPS_MAX}: "
+            "group by a coarser column."
+        )
     sizes = _sizes(people, cells, mine)
     return [
         Group(
@@ -208,7 +215,7 @@ def groups_by(
             inside=(mine == level).to_numpy(),
             size=sizes.get(level),
         )
-        for level in cells.ordered(mine.unique().to_list())
+        for level in levels
     ]
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from fedipw.data.frames import Frame
 from fedipw.data.partitions import Block, Blocks, rows_per_block
 from fedipw.errors import InputError
-from fedipw.evaluation.stages import FittedEnrollment, StepPhase
+from fedipw.evaluation.stages import FittedEnrollment
+from fedipw.evaluation.steps import StepPhase
 from fedipw.evaluation.twophase import TwoPhase
 from fedipw.numerics.checks import check_finite, check_rows
 from fedipw.propensity.fit import LogisticFit, logistic_fit
@@ -52,8 +53,8 @@ def fitted_two_phase(
     >>> client = np.repeat(np.flatnonzero(enrolled), 3)
     >>> sample = fitted_two_phase(Z, enrolled, Z[client], client, np.arange(len(client)) % 3,
     ...                           replied=rng.random(len(client)) < 0.4)
-    >>> sample.rounds, sample.clients == enrolled.sum(), abs(sample.weights.sum() / 400 - 1) < 0.1
-    (3, True, True)
+    >>> sample.rounds, bool(abs(sample.weights.sum() / 400 - 1) < 0.1)
+    (3, True)
     """
     check_rows(len(Z), enrolled=enrolled)
     check_rows(len(X), client=client, round_index=round_index, replied=replied)

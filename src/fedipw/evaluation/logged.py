@@ -14,7 +14,8 @@ from fedipw.data.population import ID
 from fedipw.errors import InputError
 from fedipw.evaluation.estimates import GregMean
 from fedipw.evaluation.metrics import COUNT, VALUE, Metrics
-from fedipw.evaluation.stages import CalibratedEnrollment, FittedEnrollment, StepPhase
+from fedipw.evaluation.stages import CalibratedEnrollment, FittedEnrollment
+from fedipw.evaluation.steps import StepPhase
 from fedipw.evaluation.twophase import TwoPhase
 from fedipw.numerics.checks import some
 from fedipw.propensity.logged import LoggedParticipation
@@ -59,7 +60,7 @@ class LoggedSample:
                 f"{self.unreported} replies have no metric and were left out: if who reports "
                 "depends on the metric, no weight corrects that."
             )
-        related = self.sample.correlations
+        related = [rho for rho in self.sample.correlations if rho > 0.0]
         if related:
             out.append(
                 f"A client's replies are related over {len(related)} round(s) beyond what the "
@@ -275,6 +276,7 @@ class _Collected:
             rounds=len(self.rounds),
             enrollment=phase,
             steps=tuple(steps),
+            times=np.array(self.rounds),
         )
         counts = np.concatenate(self.count)[kept]
         size = people.size if isinstance(people, KnownPopulation) else people.population_size

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedipw.evaluation.estimates import Estimate, Group, HajekMean
-from fedipw.evaluation.stages import client_sums
+from fedipw.evaluation.sums import client_sums
 from fedipw.weights.functions import effective_sample_size
 
 if TYPE_CHECKING:

@@ -11,11 +11,13 @@ import numpy as np
 
 from fedipw.data.partitions import BLOCK_ROWS
 from fedipw.errors import InputError
-from fedipw.evaluation.stages import KnownEnrollment, client_sums
+from fedipw.evaluation.stages import KnownEnrollment
+from fedipw.evaluation.sums import client_sums
 from fedipw.numerics.checks import check_probability, check_rows
 
 if TYPE_CHECKING:
-    from fedipw.evaluation.stages import EnrollmentPhase, StepPhase
+    from fedipw.evaluation.stages import EnrollmentPhase
+    from fedipw.evaluation.steps import StepPhase
     from fedipw.numerics.types import FloatArray, IntArray
 
 _LAGS = 48  # rounds apart beyond which replies count as unrelated
@@ -45,6 +47,7 @@ class TwoPhase:
     rounds: int  # R
     enrollment: EnrollmentPhase
     steps: tuple[StepPhase, ...] = ()  # fitted; none if participation is known
+    times: IntArray | None = None  # (R,) when rounds were, rising; one after the other if None
 
     def __post_init__(self) -> None:
         check_rows(len(self.client), round=self.round, prob=self.prob)
@@ -55,6 +58,10 @@ class TwoPhase:
             raise InputError(f"Clients of replies must be coded 0 to {self.clients - 1}.")
         if self.round.min() < 0 or self.round.max() >= self.rounds:
             raise InputError(f"Rounds of replies must be coded 0 to {self.rounds - 1}.")
+        if self.times is not None:
+            check_rows(self.rounds, times=self.times)
+            if (np.diff(self.times) <= 0).any():
+                raise InputError("Rounds must be in the order of their times.")
         if len(np.unique(self._keys)) != len(self._keys):
             raise InputError("A client has two replies in one round.")
 
@@ -214,7 +221,13 @@ class TwoPhase:
     @cached_property
     def _keys(self) -> IntArray:
         """One number for each client and round; a later round of the same client is next."""
-        return self.client * (self.rounds + _LAGS + 1) + self.round
+        times = self._times
+        return self.client * (int(times[-1]) + _LAGS + 1) + times[self.round]
+
+    @cached_property
+    def _times(self) -> IntArray:
+        """When each round was, from 0 on, (R,)."""
+        return np.arange(self.rounds) if self.times is None else self.times - self.times[0]
 
     @cached_property
     def _order(self) -> IntArray:
@@ -238,10 +251,10 @@ class TwoPhase:
         correlation falls below 0.02.
         """
         found: list[float] = []
-        for lag in range(1, min(self.rounds - 1, _LAGS) + 1):
-            expected = self.clients * (self.rounds - lag)
-            rho = self._correlation(lag, expected)
-            if rho < _RELATED:
+        for lag in range(1, min(int(self._times[-1]), _LAGS) + 1):
+            pairs = int(np.isin(self._times + lag, self._times).sum())
+            rho = self._correlation(lag, self.clients * pairs) if pairs else 0.0
+            if pairs and rho < _RELATED:
                 break
             found.append(rho)
         return tuple(found)
@@ -278,6 +291,8 @@ class TwoPhase:
         own = (1.0 - self.prob)[:, None] * spread**2
         out = client_sums(self.client, own, self.clients)
         for lag, rho in enumerate(self.correlations, start=1):
+            if rho == 0.0:  # no two rounds are so far apart
+                continue
             first, then = self._pairs(lag)
             tied = rho * self._odds[first] * self._odds[then]
             both = 2.0 * (tied / (1.0 + tied))[:, None] * spread[first] * spread[then]

@@ -1,0 +1,168 @@
+"""``fedipw evaluate`` as a user runs it: tables, JSON, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from .evaluate_files import Files, drawn_files, fedipw
+
+COLUMNS = [
+    "group", "estimator", "estimate", "se", "low", "high", "confidence", "effective_sample_size",
+    "clients", "replies", "se_superpopulation", "freedom", "reason",
+]  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return drawn_files(tmp_path)
+
+
+def line(found: dict[str, Any], estimator: str, group: str = "everyone") -> dict[str, Any]:
+    (one,) = [e for e in found["estimates"] if (e["estimator"], e["group"]) == (estimator, group)]
+    assert isinstance(one, dict)
+    return one
+
+
+def test_the_table_says_what_was_found(files: Files) -> None:
+    files.put()
+    before = files.listing()
+    code, out, err = files.run("--by", "rich", "--sensitivity", 2, "--conclusion", 0.5)
+    assert (code, err) == (0, "")
+    for words in ("everyone", "plain", "HT", "hajek", "greg", "rich = yes", "eff. n",
+                  "Weighting moves the mean by", "move the odds of enrollment by up to 2",
+                  "The conclusion changes at an odds ratio of"):  # fmt: skip
+        assert words in out
+    assert files.listing() == before
+
+
+def test_json_holds_every_number(files: Files) -> None:
+    files.put()
+    found = files.found("--confidence", 0.9)
+    assert (found["method"], found["rounds"], found["population_size"]) == ("fedipw", 4, 240.0)
+    names = [e["estimator"] for e in found["estimates"]]
+    assert names == ["plain", "horvitz-thompson", "hajek", "greg"]
+    plain, hajek = line(found, "plain"), line(found, "hajek")
+    assert plain["estimate"] == pytest.approx(files.metrics["value"].mean())
+    assert hajek["low"] < hajek["estimate"] < hajek["high"]
+    assert (hajek["confidence"], hajek["replies"]) == (0.9, files.metrics.height)
+    assert found["moved"]["difference"] == pytest.approx(hajek["estimate"] - plain["estimate"])
+    assert found["sensitivity_reason"] == "not asked for"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_out_is_the_table_in_its_columns(files: Files, kind: str) -> None:
+    files.put()
+    out = files.where / f"means.{kind}"
+    code, printed, err = files.run("--by", "rich", "--out", out)
+    assert code == 0, err
+    assert f"Wrote {out}" in printed
+    got = pl.read_csv(out) if kind == "csv" else pl.read_parquet(out)
+    assert got.columns == COLUMNS
+    expected = files.found("--by", "rich")["estimates"]
+    assert got.height == len(expected) == 12
+    np.testing.assert_allclose(got["estimate"], [e["estimate"] for e in expected], rtol=1e-12)
+    assert got["group"].unique(maintain_order=True).to_list() == [
+        "everyone", "rich = no", "rich = yes",
+    ]  # fmt: skip
+
+
+def test_groups_by_a_number_in_fifths_and_by_round(files: Files) -> None:
+    files.put()
+    found = files.found("--by", "age", "--by", "round")
+    names = list(dict.fromkeys(e["group"] for e in found["estimates"]))
+    assert [n.split(" in ")[0] for n in names[1:6]] == ["age"] * 5
+    assert names[1].startswith("age in (-inf, ")
+    assert names[6:] == [f"round = {k}" for k in range(1, 5)]
+    means = [line(found, "hajek", name)["estimate"] for name in names[1:6]]
+    assert means[0] < means[2] < means[4]  # the metric rises with age
+    assert sum(line(found, "plain", n)["replies"] for n in names[6:]) == files.metrics.height
+
+
+def test_sensitivity_widens_and_a_conclusion_nothing_reaches_is_null(files: Files) -> None:
+    files.put()
+    options = ("--sensitivity", 1, "--sensitivity", 2, "--sensitivity", 5)
+    hajek = line(files.found(), "hajek")["estimate"]
+    one, two, five = files.found(*options)["sensitivity"]
+    assert one["low"] == pytest.approx(hajek) == one["high"]
+    assert five["low"] < two["low"] < hajek < two["high"] < five["high"]
+    assert (two["odds_ratio"], two["reverses_at"]) == (2.0, None)
+    (near,) = files.found("--sensitivity", 2, "--conclusion", two["low"])["sensitivity"]
+    assert near["reverses_at"] == pytest.approx(2.0, rel=1e-6)
+    (far,) = files.found("--sensitivity", 2, "--conclusion", -1e6)["sensitivity"]
+    assert far["reverses_at"] is None
+    code, out, _ = files.run("--sensitivity", 2, "--conclusion", -1e6)
+    assert code == 0
+    assert "No odds ratio changes the conclusion." in out
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_contrast_is_the_mean_of_the_differences(files: Files, kind: str) -> None:
+    files.put()
+    other = files.metrics.with_columns(pl.col("value") ** 2 / 4)
+    path = files.where / f"other.{kind}"
+    shuffled = other.sample(fraction=1.0, shuffle=True, seed=1)
+    shuffled.write_parquet(path) if kind == "parquet" else shuffled.write_csv(path)
+    both = files.found("--against", path)
+    files.metrics = files.metrics.with_columns(pl.col("value") - other["value"])
+    files.put()
+    assert both["estimates"] == files.found()["estimates"]
+    code, out, _ = files.run("--against", path)
+    assert code == 0
+    assert "Values are differences" in out
+
+
+def test_the_mean_over_samples_and_the_jackknife(files: Files) -> None:
+    files.put()
+    found = files.found("--samples", "--by", "round")
+    assert {e["estimator"] for e in found["estimates"]} == {"plain", "hajek"}
+    told = files.metrics
+    plain = np.average(told["value"].to_numpy(), weights=told["n"].to_numpy())
+    assert line(found, "plain")["estimate"] == pytest.approx(plain)
+    linear, jackknife = files.found(), files.found("--jackknife", 60)
+    for name in ("horvitz-thompson", "hajek", "greg"):
+        assert line(jackknife, name)["estimate"] == line(linear, name)["estimate"]
+        ratio = line(jackknife, name)["se"] / line(linear, name)["se"]
+        assert ratio != 1.0
+        assert 0.6 < ratio < 1.6  # 60 groups of 240 clients know it within a tenth or so
+    both = files.found("--samples", "--jackknife", 20)
+    assert line(both, "hajek")["estimate"] == line(found, "hajek")["estimate"]
+
+
+def test_replies_without_a_metric_are_left_out_on_request(files: Files) -> None:
+    files.metrics = files.metrics[3:]
+    files.put()
+    found = files.found("--missing-metrics")
+    assert any("3 replies have no metric" in note for note in found["notes"])
+    assert line(found, "horvitz-thompson")["estimate"] is None
+    assert "left out" in line(found, "horvitz-thompson")["reason"]
+    code, out, _ = files.run("--missing-metrics")
+    assert code == 0
+    assert "horvitz-thompson of everyone: 3 replies are left out" in out
+
+
+def test_totals_alone_with_and_without_the_size(files: Files) -> None:
+    files.put()
+    age = float(files.people["age"].to_numpy().mean())
+    files.targets(f"age,{age}", "rich[yes],0.5")
+    found = files.found("--by", "rich", source="targets")
+    assert (found["method"], found["population_size"]) == ("calibrated-quadratic", None)
+    assert line(found, "horvitz-thompson")["estimate"] is None
+    sized = files.found("--by", "rich", "--population-size", 240, source="targets")
+    parts = [line(sized, "horvitz-thompson", f"rich = {v}")["estimate"] for v in ("no", "yes")]
+    assert np.mean(parts) == pytest.approx(line(sized, "horvitz-thompson")["estimate"])
+    assert line(sized, "hajek")["se"] < line(found, "hajek")["se"]
+    lines = (f"age,{age},0.2", "rich[yes],0.5,0")
+    files.targets(*lines, head="name,value,se")
+    unsure = files.found("--population-size", 240, source="targets")
+    assert line(unsure, "hajek")["se"] > line(sized, "hajek")["se"]
+
+
+def test_help_has_an_example() -> None:
+    code, printed, _ = fedipw("evaluate", "--help")
+    assert code == 0
+    assert "fedipw evaluate --metrics" in " ".join(printed.split())

@@ -1,0 +1,352 @@
+"""A metric on the population from tables and ledgers: the same numbers as from arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.special import expit
+
+from fedipw.calibration import Entropy
+from fedipw.data import Ledger, TableFile, Targets
+from fedipw.data.design import Missing
+from fedipw.errors import InputError
+from fedipw.evaluation import (
+    CalibratedEnrollment,
+    Evaluation,
+    EvaluationPlan,
+    FittedEnrollment,
+    GregMean,
+    Group,
+    HajekMean,
+    HorvitzThompsonMean,
+    LoggedSample,
+    Metrics,
+    evaluated,
+    fitted_two_phase,
+    logged_two_phase,
+    population_means,
+    sensitivity_bounds,
+)
+from fedipw.propensity import Formulas, LogSettings, LogWindow, TableSettings
+from fedipw.weights.logrun import LogPlan, LogRecord, logged_weights
+from fedipw.weights.people import KnownPopulation, KnownTotals
+from fedipw.weights.registry import method_named
+
+SIZE, ROUNDS = 400, 4
+
+
+@dataclass
+class World:
+    """A population and a ledger on disk, and the metrics of the replies."""
+
+    where: Path
+    people: pl.DataFrame
+    tables: list[pl.DataFrame]
+    metrics: pl.DataFrame
+
+    def put(self) -> None:
+        self.people.write_parquet(self.where / "people.parquet")
+        self.people.filter("enrolled").write_parquet(self.where / "enrolled.parquet")
+        ledger = Ledger(self.where / "rounds")
+        for index, table in enumerate(self.tables, start=1):
+            ledger.append(index, table)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.where / "rounds")
+
+    def known(self, **settings: Any) -> KnownPopulation:
+        return KnownPopulation.of(
+            TableFile(self.where / "people.parquet"), "age + os",
+            settings=TableSettings(**settings),
+        )  # fmt: skip
+
+    def totals(self, size: float | None = None, se: dict[str, float] | None = None) -> KnownTotals:
+        means = {"age": float(self.people["age"].mean()), "os[b]": self.share("b")}  # type: ignore[arg-type]
+        table = TableFile(self.where / "enrolled.parquet")
+        return KnownTotals.of(table, Targets.of(means, se), size)
+
+    def share(self, level: str) -> float:
+        return self.people.filter(os=level).height / self.people.height
+
+    def logged(
+        self,
+        people: KnownPopulation | KnownTotals,
+        method: str = "fedipw",
+        metrics: pl.DataFrame | None = None,
+        *,
+        missing: Missing = Missing.ERROR,
+        allow_missing: bool = False,
+    ) -> LoggedSample:
+        formulas = Formulas(reply="age + x", availability="age", missing=missing)
+        plan = LogPlan(method=method_named(method), formulas=formulas, scratch=self.where)
+        told = Metrics(self.metrics if metrics is None else metrics)
+        return logged_two_phase(people, self.ledger, told, plan, allow_missing=allow_missing)
+
+
+def made(where: Path, *, steps: bool = False) -> World:
+    rng = np.random.default_rng(11)
+    age = rng.normal(size=SIZE)
+    people = pl.DataFrame({
+        "unit_id": rng.permutation(1000)[:SIZE], "age": age, "os": rng.choice(list("ab"), SIZE),
+        "enrolled": rng.random(SIZE) < expit(0.6 * age - 0.5),
+    })  # fmt: skip
+    inside = people.filter("enrolled")
+    n, tables, told = inside.height, [], []
+    for index in range(1, ROUNDS + 1):
+        order = rng.permutation(n)
+        x = rng.normal(size=n)
+        own = inside["age"].to_numpy()[order]
+        table = {"unit_id": inside["unit_id"][order], "x": x}
+        there = rng.random(n) < expit(1.0 + 0.4 * own) if steps else np.ones(n, dtype=bool)
+        prob = rng.uniform(0.5, 0.9, n)
+        invited = there & (rng.random(n) < prob) if steps else there
+        replied = invited & (rng.random(n) < expit(0.3 + 0.4 * own + 0.4 * x))
+        flags = {"invited": invited, "replied": replied}
+        if steps:
+            flags |= {"available": there, "invite_prob": prob}
+        tables.append(pl.DataFrame(table | flags))
+        value = rng.normal(1.0 + own + x, 1.0)
+        told.append(
+            pl.DataFrame({
+                "unit_id": table["unit_id"], "round": index, "value": value,
+                "n": rng.integers(1, 40, n),
+            }).filter(replied)
+        )  # fmt: skip
+    return World(where, people, tables, pl.concat(told).sample(fraction=1.0, shuffle=True, seed=3))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    out = made(tmp_path)
+    out.put()
+    return out
+
+
+def estimates(found: Evaluation, group: str = "everyone") -> dict[str, tuple[float, float]]:
+    return {x.estimator: (x.estimate, x.se) for x in found.estimates if x.group == group}
+
+
+def from_arrays(world: World) -> dict[str, tuple[float, float]]:
+    """The same by arrays: enrollment on age and os, participation on age and x."""
+    people = world.people.with_columns(b=(pl.col("os") == "b").cast(pl.Float64))
+    Z = people.select("age", "b").to_numpy()
+    rows = pl.concat([t.with_columns(pl.lit(k).alias("r")) for k, t in enumerate(world.tables)])
+    places = people.select("unit_id", "age").with_row_index("place")
+    rows = rows.join(places, on="unit_id", how="left", maintain_order="left")
+    values = rows.join(
+        world.metrics.with_columns(pl.col("round") - 1), how="left", maintain_order="left",
+        left_on=["unit_id", "r"], right_on=["unit_id", "round"],
+    )  # fmt: skip
+    replied = rows["replied"].to_numpy()
+    sample = fitted_two_phase(
+        Z, people["enrolled"].to_numpy(), rows.select("age", "x").to_numpy(),
+        rows["place"].to_numpy().astype(np.int64), rows["r"].to_numpy().astype(np.int64),
+        replied=replied,
+    )  # fmt: skip
+    greg = GregMean(Z[people["enrolled"].to_numpy()], Z.mean(axis=0))
+    lines = population_means(
+        sample, values["value"].to_numpy()[replied], [HorvitzThompsonMean(), HajekMean(), greg],
+        [Group(size=SIZE)],
+    )  # fmt: skip
+    return {line.estimator: (line.estimate, line.se) for line in lines}
+
+
+def test_files_give_the_same_means_and_errors_as_arrays(world: World) -> None:
+    people = world.known()
+    logged = world.logged(people)
+    found = estimates(evaluated(logged, people, "fedipw"))
+    for name, expected in from_arrays(world).items():
+        assert found[name] == pytest.approx(expected, rel=1e-9), name
+    assert isinstance(logged.sample.enrollment, FittedEnrollment)
+    assert (logged.left_out, logged.unreported, logged.incomplete) == (0, 0, 0)
+    assert logged.rounds.tolist() == [1, 2, 3, 4]
+    mean = world.metrics["value"].mean()
+    assert found["plain"][0] == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["one step", "three steps"])
+@pytest.mark.parametrize("method", ["fedipw", "calibrated-entropy", "efficient"])
+def test_weights_are_those_of_the_weights_command(tmp_path: Path, steps: bool, method: str) -> None:
+    world = made(tmp_path, steps=steps)
+    world.put()
+    people = world.known()
+    logged = world.logged(people, method)
+    plan = LogPlan(
+        method=method_named(method), formulas=Formulas(reply="age + x", availability="age"),
+        settings=LogSettings(window=LogWindow.POOLED),
+    )  # fmt: skip
+    tables = pl.concat(logged_weights(people, world.ledger, plan, LogRecord()))
+    ids = people.members.frame["unit_id"][logged.members[logged.sample.client]]
+    mine = pl.DataFrame({
+        "unit_id": ids, "round": logged.rounds[logged.sample.round],
+        "mine": logged.sample.weights * ROUNDS / SIZE, "p": logged.sample.prob,
+    })  # fmt: skip
+    both = tables.join(mine, on=["unit_id", "round"], how="inner")
+    assert both.height == tables.height == mine.height
+    np.testing.assert_allclose(both["mine"], both["weight"], rtol=1e-9)
+    np.testing.assert_allclose(both["p"], both["participation_prob"], rtol=1e-9)
+    assert len(logged.sample.steps) == 1 + steps
+
+
+def test_rounds_without_metrics_are_fitted_on_and_not_evaluated(world: World) -> None:
+    people = world.known()
+    some = world.metrics.filter(pl.col("round").is_in([2, 4]))
+    part, whole = world.logged(people, metrics=some), world.logged(people)
+    assert part.rounds.tolist() == [2, 4]
+    assert part.sample.rounds == 2
+    chosen = np.isin(whole.sample.round, [1, 3])
+    np.testing.assert_allclose(part.sample.prob, whole.sample.prob[chosen], rtol=1e-12)
+    np.testing.assert_allclose(part.sample.weights, 2 * whole.sample.weights[chosen], rtol=1e-12)
+    assert part.sample.steps[0].rows.rows == whole.sample.steps[0].rows.rows
+    by_round = evaluated(whole, people, "fedipw", EvaluationPlan(by=("round",)))
+    alone = evaluated(world.logged(people, metrics=some.filter(round=2)), people, "fedipw")
+    for name, expected in estimates(alone).items():
+        assert estimates(by_round, "round = 2")[name] == pytest.approx(expected, rel=1e-9), name
+
+
+def test_totals_without_a_size_have_no_sum_and_wider_intervals(world: World) -> None:
+    found = {}
+    for size in (None, float(SIZE)):
+        people = world.totals(size)
+        logged = world.logged(people, "calibrated-entropy")
+        assert isinstance(logged.sample.enrollment, CalibratedEnrollment)
+        assert logged.sample.enrollment.fraction.any() == (size is not None)
+        plan = EvaluationPlan(by=("os",), odds_ratios=(2.0,))
+        found[size] = evaluated(logged, people, "calibrated-entropy", plan)
+    without, known = found[None], found[float(SIZE)]
+    line = without.of("horvitz-thompson")
+    assert np.isnan(line.estimate)
+    assert line.reason == "the size of the group in the population is not known"
+    assert without.of("hajek").estimate == pytest.approx(known.of("hajek").estimate, rel=1e-12)
+    assert without.of("hajek").se > known.of("hajek").se
+    assert without.of("hajek").se_superpopulation is None
+    assert "size is not known" in without.sensitivity_reason
+    for level in "ab":  # a has no target: it takes what b leaves
+        ht, hajek = (known.of(e, f"os = {level}") for e in ("horvitz-thompson", "hajek"))
+        assert abs(ht.estimate - hajek.estimate) < 4 * ht.se
+    parts = [known.of("horvitz-thompson", f"os = {v}").estimate * world.share(v) for v in "ab"]
+    assert sum(parts) == pytest.approx(known.of("horvitz-thompson").estimate, rel=1e-9)
+
+
+def test_standard_errors_of_targets_widen_the_interval(world: World) -> None:
+    people = world.totals(float(SIZE))
+    base = world.logged(people, "calibrated-entropy").sample
+    phase = base.enrollment
+    assert isinstance(phase, CalibratedEnrollment)
+    y = world.logged(people, "calibrated-entropy").values
+    (sure,) = population_means(base, y, [HajekMean()])
+    wide = replace(base, enrollment=replace(phase, target_error=np.array([0.1, 0.0])))
+    (unsure,) = population_means(wide, y, [HajekMean()])
+    # one more in mean age moves the mean by the slope of the metric on age, refitted numerically
+    ends = []
+    for move in (1e-5, -1e-5):
+        moved = replace(phase.source, mean=phase.source.mean + np.array([move, 0.0]))
+        sample = replace(base, enrollment=CalibratedEnrollment.of(moved, Entropy()))
+        ends.append(HajekMean().linear(sample, y, Group()).estimate)
+    slope = (ends[0] - ends[1]) / 2e-5
+    assert unsure.se**2 - sure.se**2 == pytest.approx((0.1 * slope) ** 2, rel=1e-6)
+    through = world.totals(float(SIZE), se={"age": 0.1})
+    logged = world.logged(through, "calibrated-entropy")
+    assert evaluated(logged, through, "x").of("hajek").se > 1.05 * sure.se
+
+
+def test_rows_with_missing_values_are_left_out_and_the_sum_with_them(tmp_path: Path) -> None:
+    world = made(tmp_path)
+    lost = pl.col("unit_id") % 10 == 0
+    world.people = world.people.with_columns(pl.when(~lost).then("age").alias("age"))
+    world.put()
+    people = world.known(missing=Missing.DROP)
+    logged = world.logged(people, missing=Missing.DROP)
+    gone = world.metrics.filter(lost).height
+    assert (logged.left_out, logged.incomplete) == (gone, 0)
+    assert gone > 0
+    kept = world.people.filter(~lost)
+    assert logged.population_size == kept.height
+    found = evaluated(logged, people, "fedipw", EvaluationPlan(by=("os",)))
+    parts = [
+        found.of("horvitz-thompson", f"os = {v}").estimate * kept.filter(os=v).height for v in "ab"
+    ]
+    whole = found.of("horvitz-thompson").estimate * kept.height
+    assert sum(parts) == pytest.approx(whole, rel=1e-9)
+    assert any(f"{gone} replies have a missing value" in note for note in found.notes)
+
+
+def test_replies_without_a_value_leave_no_sum(tmp_path: Path) -> None:
+    world = made(tmp_path)
+    world.tables[1] = world.tables[1].with_columns(
+        pl.when(pl.int_range(pl.len()) % 5 > 0).then("x").alias("x")
+    )
+    world.put()
+    people = world.known()
+    logged = world.logged(people, missing=Missing.DROP)
+    assert logged.incomplete == logged.left_out > 0
+    line = evaluated(logged, people, "fedipw").of("horvitz-thompson")
+    assert np.isnan(line.estimate)
+    assert "left out, so the sum is too small" in line.reason
+    with pytest.raises(InputError, match="replies have no metric"):
+        world.logged(people, metrics=world.metrics[5:], missing=Missing.DROP)
+    fewer = world.logged(
+        people, metrics=world.metrics[5:], missing=Missing.DROP, allow_missing=True
+    )
+    assert fewer.unreported == 5
+    assert "5 replies have no metric" in " ".join(fewer.notes())
+    ends = [evaluated(s, people, "x").of("hajek").estimate for s in (logged, fewer)]
+    assert ends[0] == pytest.approx(ends[1], abs=0.1)
+
+
+def test_the_mean_over_samples_is_one_throughout(world: World) -> None:
+    people = world.known()
+    logged = world.logged(people)
+    plan = EvaluationPlan(by=("round",), by_samples=True, odds_ratios=(1.0, 3.0), jackknife=8)
+    found, s = evaluated(logged, people, "fedipw", plan), logged.sample
+    assert logged.counts is not None
+    hajek = np.average(logged.values, weights=logged.counts * s.weights)
+    plain = np.average(logged.values, weights=logged.counts)
+    assert set(estimates(found)) == {"plain", "hajek"}
+    assert found.of("hajek").estimate == pytest.approx(hajek, rel=1e-12)
+    assert found.of("plain").estimate == pytest.approx(plain, rel=1e-12)
+    assert found.moved.difference == pytest.approx(hajek - plain, abs=1e-12)
+    assert found.sensitivity[0].low == pytest.approx(hajek, rel=1e-10)
+    assert found.sensitivity[1].low < hajek < found.sensitivity[1].high
+    first = s.round == 0
+    own = np.average(logged.values[first], weights=(logged.counts * s.weights)[first])
+    assert found.of("hajek", "round = 1").estimate == pytest.approx(own, rel=1e-12)
+
+
+def test_sensitivity_is_that_of_the_hajek_mean(world: World) -> None:
+    people = world.known()
+    logged = world.logged(people)
+    value = evaluated(logged, people, "fedipw").of("hajek").estimate - 0.2
+    plan = EvaluationPlan(odds_ratios=(2.0,), conclusion=value)
+    (found,) = evaluated(logged, people, "fedipw", plan).sensitivity
+    s = logged.sample
+    prob = 1 / s.enrollment.weights[s.client]
+    bounds = sensitivity_bounds(logged.values, prob, s.prob, 2.0, groups=s.client)
+    assert (found.low, found.high) == (bounds.low, bounds.high)
+    assert found.reverses_at is not None
+    at = sensitivity_bounds(logged.values, prob, s.prob, found.reverses_at, groups=s.client)
+    assert at.low == pytest.approx(value, rel=1e-9)
+    quadratic = world.logged(people, "calibrated-quadratic")
+    assert (quadratic.sample.enrollment.weights < 1.0).any()
+    refused = evaluated(quadratic, people, "calibrated-quadratic", plan)
+    assert refused.sensitivity == ()
+    assert "less than themselves" in refused.sensitivity_reason
+
+
+def test_a_population_smaller_than_its_enrolled_is_refused(world: World) -> None:
+    with pytest.raises(InputError, match="population of 20 cannot have"):
+        world.logged(world.totals(20.0), "calibrated-entropy")
+
+
+def test_an_estimate_that_is_not_there_is_an_error(world: World) -> None:
+    people = world.known()
+    found = evaluated(world.logged(people), people, "fedipw")
+    with pytest.raises(InputError, match="no greg estimate of nobody"):
+        found.of("greg", "nobody")
+    assert found.table().height == len(found.estimates) == 4
