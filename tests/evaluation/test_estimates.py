@@ -156,7 +156,7 @@ def test_each_part_of_the_variance_is_raised_by_the_leverage_on_its_own_fit() ->
     linear = HajekMean().linear(sample, drawn.y, Group())
     u, kappa, f = linear.values[:, None], phase.weights, phase.fraction
     t, v = sample.totals(u)[:, 0], sample.chance(u)[:, 0]
-    fitted = step.fitted_part(sample.weights[:, None] * u, sample.clients)[:, 0]
+    fitted = step.fitted_part(sample.weights, u)[:, 0]
     a = kappa * t / (1 - linear.leverage) - fitted / (1 - step.leverage)
     s = phase.explained(t[:, None])[:, 0] / (1 - phase.leverage)
     first = (1 - f) * (a - s) ** 2 + f * a**2

@@ -65,9 +65,7 @@ def test_a_page_is_self_contained(pages: dict[str, Path], name: str) -> None:
 
 @browser
 @pytest.mark.parametrize(("name", "drawings"), [("figure", 1), ("run", 6)])
-def test_a_page_renders_figure_and_tables(
-    pages: dict[str, Path], name: str, drawings: int
-) -> None:
+def test_a_page_renders_figure_and_tables(pages: dict[str, Path], name: str, drawings: int) -> None:
     dom = chromium(pages[name], "--dump-dom")
     assert len(re.findall(r"<svg[^>]*viewBox", dom)) >= drawings
     assert dom.count("<table") >= 2

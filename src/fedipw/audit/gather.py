@@ -20,7 +20,7 @@ from fedipw.audit.parts import (
     StagePart,
     WeightPart,
 )
-from fedipw.audit.remarks import Gathered, remarks, unknowns
+from fedipw.audit.remarks import Gathered, parted, remarks, unknowns
 from fedipw.audit.roundlines import round_lines
 from fedipw.audit.tablefacts import (
     Groups,
@@ -114,8 +114,8 @@ def audit_facts(
         fewer = replace(plan, method=method_named(PARTICIPATION_ONLY))
         found = _facts(people, ledger, fewer, asked, LogRecord() if record is None else record)
         note = (
-            f"Enrollment has no model ({error}) Weights here are {PARTICIPATION_ONLY}: they make "
-            "the replies stand for the enrolled, not for the population."
+            f"Enrollment has no model: {parted(error)}. Weights here are {PARTICIPATION_ONLY}: "
+            "they make the replies stand for the enrolled, not for the population."
         )
         return replace(found, notes=(note, *found.notes))
 

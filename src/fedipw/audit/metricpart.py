@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedipw.audit.parts import EstimateLine, MetricPart, SensitivityLine
 from fedipw.evaluation.estimates import EVERYONE
 from fedipw.evaluation.evaluate import Evaluation, EvaluationPlan, evaluated
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from fedipw.weights.people import KnownPopulation, KnownTotals
 
 ODDS_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+_ROUNDING = 1e-12  # of the values, below which two means are the same
 
 
 def metric_part(
@@ -35,6 +38,7 @@ def metric_part(
     mean = float(logged.values.mean())
     asked = replace(plan, odds_ratios=ODDS_RATIOS, conclusion=mean)
     found = evaluated(logged, people, method, asked)
+    same = abs(found.moved.difference) <= _ROUNDING * float(np.abs(logged.values).max())
     small = {e.group for e in found.estimates if e.clients < min_cell and e.group != EVERYONE}
     lines = tuple(_line(e) for e in found.estimates if e.group not in small)
     return MetricPart(
@@ -49,10 +53,10 @@ def metric_part(
             for s in found.sensitivity
         ),
         plain_odds_ratio=_reverse(found),
-        moved=found.moved.difference,
-        moved_error=found.moved.se,
+        moved=_known(0.0 if same else found.moved.difference),
+        moved_error=_known(found.moved.se),
         hidden=len(small),
-        gain=found.moved.gain,
+        gain=_known(found.moved.gain),
         sensitivity_reason=found.sensitivity_reason,
     )
 
@@ -62,18 +66,19 @@ def _reverse(found: Evaluation) -> float | None:
     return at if at is not None and math.isfinite(at) else None
 
 
-def _line(line: Estimate) -> EstimateLine:
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
+
+def _line(line: Estimate) -> EstimateLine:
     return EstimateLine(
         group=line.group,
         estimator=line.estimator,
-        estimate=known(line.estimate),
-        standard_error=known(line.se),
-        low=known(line.low),
-        high=known(line.high),
-        effective_sample_size=known(line.effective_sample_size),
+        estimate=_known(line.estimate),
+        standard_error=_known(line.se),
+        low=_known(line.low),
+        high=_known(line.high),
+        effective_sample_size=_known(line.effective_sample_size),
         clients=line.clients,
         replies=line.replies,
         reason=line.reason,

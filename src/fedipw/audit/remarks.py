@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fedipw.audit.parts import RatePart
+from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
 from fedipw.weights.people import KnownPopulation, KnownTotals
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 HIDDEN_DRIVERS: Final = (
     "Drivers of selection that stand in no column: weights cannot correct for them. A sensitivity "
     "analysis says how strong they must be to change a conclusion."
+)
+METRIC_UNUSED: Final = (
+    "What selection does to the metric: it was given, and could not be weighted (see the notes)."
 )
 NO_METRIC: Final = "What selection does to a metric: no updates or outcomes of replies were given."
 
@@ -64,7 +69,7 @@ def _of_enrollment(found: Gathered) -> Iterator[str]:
             f"of enrollment, its reach, its weights and the balance of the enrolled are {when} "
             f"({inside} clients); parts with nobody enrolled count everybody enrolled at some time."
         )
-    if found.facts is None and found.standing.note:
+    if found.facts is None and found.standing.note and not _unfitted(found.standing.note):
         yield _sentence(found.standing.note)
     if found.record.standings > 1:
         yield f"Enrollment was fitted or calibrated {found.record.standings} times as it changed."
@@ -115,7 +120,8 @@ def _of_fits(found: Gathered) -> Iterator[str]:
     if plan.settings.last is not None:
         yield f"Participation is fitted on the last {_rounds(plan.settings.last)} before each."
     for note, count in found.record.notes.items():
-        yield f"{count} time(s): {_sentence(note)}"
+        if not _unfitted(note):
+            yield f"{count} time(s): {_sentence(note)}"
 
 
 def _of_weights(found: Gathered) -> Iterator[str]:
@@ -192,6 +198,21 @@ def _of_missing_parts(found: Gathered) -> Iterator[str]:
     none = not any(np.isfinite(r.expected) for r in found.facts.rounds)
     if none:
         yield "The fit of participation: no round was given a probability before it closed."
+
+
+def _unfitted(note: str) -> bool:
+    """Return whether a note tells of a fit that failed, with levels that may be too small."""
+    return note.startswith("no enrollment probabilities")
+
+
+def parted(error: SeparationError) -> str:
+    """Return what has no model and by which columns; their levels may be too small to name.
+
+    >>> parted(SeparationError(("os[web]", "os[web]:net[3g]", "age"), 90))
+    'the selected and the others are parted exactly by os, os:net, age'
+    """
+    names = dict.fromkeys(re.sub(r"\[.*?\](?=:|$)", "", name) for name in error.columns)
+    return f"the selected and the others are parted exactly by {some(names)}"
 
 
 def _rounds(count: int) -> str:

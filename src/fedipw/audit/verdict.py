@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scipy.special import ndtri
-
-from fedipw.audit.parts import Audit, Finding, Level, Verdict
-from fedipw.data.population import ENROLLED
-from fedipw.evaluation.balance import ENROLLED_WEIGHTED, PARTICIPANTS, PARTICIPANTS_WEIGHTED
+from fedipw.audit.gaps import CHANCE, SMD, Gap, enrolled_weighted_gap, gap_of, gaps, weighted_gap
+from fedipw.audit.modelcheck import ERRORS, OFF, model_faults
+from fedipw.audit.parts import Audit, EmptyPart, Finding, Level, Verdict
+from fedipw.audit.remarks import METRIC_UNUSED
+from fedipw.evaluation.balance import PARTICIPANTS, PARTICIPANTS_WEIGHTED
 from fedipw.numerics.checks import some
 from fedipw.propensity.stage import ENROLLMENT
+from fedipw.weights.registry import SourceKind, method_named
 
 if TYPE_CHECKING:
-    from fedipw.audit.parts import BalancePart, MetricPart, WeightPart
+    from fedipw.audit.parts import MetricPart, WeightPart
 
-SMD = 0.1  # standardised difference commonly called unbalanced
-CHANCE = 0.01  # of calling a fair sample biased, over all columns together
 BELOW = 0.01  # share of the population with a small probability that is worth a warning
-OFF = 0.1  # by which a model's totals may miss
+LEFT_EMPTY = 1e-4  # chance of a fair enrollment to leave a part empty, below which it is not chance
 HEAVY = 0.25  # share of the total weight in 1% of the weights
 DEFF = 5.0  # design effect that is worth a warning
-
-
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """The largest difference of a group, and whether chance explains it."""
-
-    size: float
-    name: str
-    chance: float  # difference a fair sample would exceed with probability CHANCE
-    above: tuple[str, ...]  # columns beyond both limits, the largest first
-
-    @property
-    def biased(self) -> bool:
-        return bool(self.above)
 
 
 def judged(audit: Audit) -> Audit:
@@ -58,33 +44,6 @@ def verdict(audit: Audit) -> Verdict:
     )
 
 
-def _gap(balance: BalancePart, group: str, units: float, against: str | None = None) -> _Gap:
-    apart = {}
-    for line in balance.lines:
-        mine = line.groups[group].smd if group in line.groups else None
-        other = 0.0 if against is None else line.groups[against].smd
-        apart[line.name] = math.inf if mine is None or other is None else abs(mine - other)
-    chance = float(-ndtri(CHANCE / (2 * max(len(apart), 1)))) * math.sqrt(1.0 / max(units, 1.0))
-    ordered = sorted(apart, key=lambda name: -apart[name])
-    first = ordered[0] if ordered else ""
-    limit = max(SMD, chance)
-    above = tuple(name for name in ordered if apart[name] > limit)
-    return _Gap(apart.get(first, 0.0), first, chance, above)
-
-
-def _gaps(audit: Audit) -> tuple[_Gap | None, _Gap | None]:
-    """Return the gap of the enrolled to the population, and of participants to the enrolled."""
-    balance, sizes = audit.balance, audit.sizes
-    if balance is None:
-        return None, None
-    left = 1.0 if sizes.population is None else max(1.0 - sizes.enrolled / sizes.population, 1e-9)
-    first = _gap(balance, ENROLLED, sizes.enrolled / left) if ENROLLED in balance.groups else None
-    second = None
-    if PARTICIPANTS in balance.groups:
-        second = _gap(balance, PARTICIPANTS, sizes.clients_replied, against=ENROLLED)
-    return first, second
-
-
 _BIAS_RULE = (
     f"Yes if a standardised mean difference exceeds {SMD:g} and what a fair sample of this size "
     f"would exceed with a chance of {CHANCE:.0%} over all columns together."
@@ -92,7 +51,7 @@ _BIAS_RULE = (
 
 
 def _enrollment(audit: Audit) -> Finding:
-    gap, question = _gaps(audit)[0], "Do the enrolled differ from the population?"
+    gap, question = gaps(audit)[0], "Do the enrolled differ from the population?"
     if gap is None:
         return Finding(question=question, answer="Unknown", level=Level.UNKNOWN,
                        text="No column is known of both.", rule=_BIAS_RULE)  # fmt: skip
@@ -102,37 +61,39 @@ def _enrollment(audit: Audit) -> Finding:
 
 
 def _participation(audit: Audit) -> Finding:
-    gap, question = _gaps(audit)[1], "Do those who reply differ from the enrolled?"
+    gap, question = gaps(audit)[1], "Do those who reply differ from the enrolled?"
     if gap is None:
-        why = "no round is known" if not audit.sizes.rounds else "no column is known of both"
+        why = "No column is known of both." if audit.sizes.replies else "Nobody replied."
+        why = why if audit.sizes.rounds else "No round is known."
         return Finding(question=question, answer="Unknown", level=Level.UNKNOWN,
-                       text=f"{why.capitalize()}.", rule=_BIAS_RULE)  # fmt: skip
+                       text=why, rule=_BIAS_RULE)  # fmt: skip
     aucs = [f"{s.stage} {s.auc:.2f}" for s in audit.stages
             if s.stage != ENROLLMENT and s.auc is not None]  # fmt: skip
     more = f" AUC of the fitted steps: {', '.join(aucs)}." if aucs else ""
     return _difference(question, gap, "those who reply and the enrolled", more)
 
 
-def _difference(question: str, gap: _Gap, who: str, more: str) -> Finding:
-    size = "without limit" if math.isinf(gap.size) else f"{gap.size:.2f} standard deviations"
+def _difference(question: str, gap: Gap, who: str, more: str) -> Finding:
     chance = f"chance alone would explain {gap.chance:.2f}"
     if gap.biased:
-        text = f"The largest difference between {who} is {size} ({gap.name}; {chance})"
+        text = f"The largest difference between {who} is {gap.words} ({gap.name}; {chance})"
         text += f"; {len(gap.above)} column(s) differ: {some(gap.above)}." + more
         return Finding(
             question=question, answer="Yes", level=Level.WARN, text=text, rule=_BIAS_RULE
         )
-    text = f"The largest difference between {who} is {size} ({gap.name}; {chance}).{more}"
+    text = f"The largest difference between {who} is {gap.words} ({gap.name}; {chance}).{more}"
     return Finding(question=question, answer="No", level=Level.GOOD, text=text, rule=_BIAS_RULE)
 
 
 def _correction(audit: Audit) -> Finding:
     question = "Can weights correct it?"
     rule = (
-        f"Not fully if part of the population has nobody enrolled, or a weighted difference stays "
-        f"above {SMD:g}; with care if more than {BELOW:.0%} of the population is below the "
-        f"probability threshold, 1% of the weights hold more than {HEAVY:.0%} of their sum, or the "
-        f"design effect exceeds {DEFF:g}."
+        f"Not fully if enrollment has no model, a part of the population has nobody enrolled that "
+        f"a fair enrollment would leave empty with a chance below {LEFT_EMPTY:g}, or a weighted "
+        f"difference stays above {SMD:g} and chance; with care if another part is empty, more than "
+        f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
+        f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
+        "negative."
     )
     bad, care = _obstacles(audit), _cautions(audit)
     if bad:
@@ -143,53 +104,60 @@ def _correction(audit: Audit) -> Finding:
         return Finding(
             question=question, answer="Unknown", level=Level.UNKNOWN, text=text, rule=rule
         )
-    left = _after(audit)
-    done = "" if left is None else f"After weighting the largest difference is {left:.2f}. "
+    left = weighted_gap(audit)
+    done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
     if not audit.sizes.population_table:
         done += "As far as the given totals tell; what they leave out may still differ. "
     if care:
         return Finding(question=question, answer="With care", level=Level.WARN,
                        text=done + " ".join(care), rule=rule)  # fmt: skip
-    text = done + "Every part of the population looked at has enrolled clients to stand for it."
+    text = f"{done}Every part looked at of {audit.settings.min_cell} clients or more has enrolled "
+    text += "clients to stand for it."
     if not audit.sizes.population_table:
         text = done.strip()
     return Finding(question=question, answer="Yes", level=Level.GOOD, text=text, rule=rule)
 
 
-def _weighted_group(audit: Audit) -> str | None:
-    groups = () if audit.balance is None else audit.balance.groups
-    wanted = (PARTICIPANTS_WEIGHTED, ENROLLED_WEIGHTED)
-    return next((name for name in wanted if name in groups), None)
+def _without_model(audit: Audit) -> bool:
+    """Return whether a population is known, and weights have no model of who of it enrolls."""
+    if audit.overlap is None or audit.overlap.smallest_prob is not None:
+        return False
+    method = method_named(audit.settings.scheme)
+    return not method.balanced and method.source is not SourceKind.COLLAPSED
 
 
-def _after(audit: Audit) -> float | None:
-    group = _weighted_group(audit)
-    if group is None or audit.balance is None:
-        return None
-    return _gap(audit.balance, group, math.inf).size
+def _empty(audit: Audit, *, by_chance: bool) -> list[EmptyPart]:
+    """Return the parts with nobody enrolled that chance explains, or those it does not."""
+    if audit.overlap is None:
+        return []
+    rate = audit.sizes.enrolled / (audit.sizes.population or math.inf)
+    return [
+        cell for cell in audit.overlap.empty
+        if ((1.0 - rate) ** cell.population >= LEFT_EMPTY) == by_chance
+    ]  # fmt: skip
+
+
+def _named(cells: list[EmptyPart]) -> str:
+    return some(f"{c.name} ({c.population:,} clients)" for c in cells)
 
 
 def _obstacles(audit: Audit) -> list[str]:
-    out = []
-    if audit.overlap is not None and audit.overlap.empty:
-        cells = [f"{c.name} ({c.population:,} clients)" for c in audit.overlap.empty]
-        out.append(f"Nobody is enrolled in {some(cells)}: no weight can stand for them.")
-    group = _weighted_group(audit)
-    if group is not None and audit.balance is not None:
-        units = audit.sizes.clients_replied or audit.sizes.enrolled
-        found = [w for w in audit.weights if w.name == "replies"] or list(audit.weights)
-        spread = found[0].design_effect if found else 1.0
-        gap = _gap(audit.balance, group, units / spread)
-        if gap.biased:
-            out.append(
-                f"After weighting {some(gap.above)} still differ(s), by up to {gap.size:.2f} "
-                "standard deviations."
-            )
+    out, empty, gap = [], _empty(audit, by_chance=False), weighted_gap(audit)
+    if empty:
+        out.append(f"Nobody is enrolled in {_named(empty)}: no weight can stand for them.")
+    if _without_model(audit):
+        out.append("Enrollment has no model, so weights do not correct for it.")
+    if gap is not None and gap.biased:
+        out.append(f"After weighting {some(gap.above)} still differ(s), by up to {gap.words}.")
     return out
 
 
 def _cautions(audit: Audit) -> list[str]:
-    out = []
+    out, empty = [], _empty(audit, by_chance=True)
+    if empty:
+        out.append(f"Nobody is enrolled in {_named(empty)}, which may be chance.")
+        if not _without_model(audit):
+            out.append("For them weights rest on a model fitted elsewhere.")
     below = None if audit.overlap is None else audit.overlap.share_below
     if audit.overlap is not None and below is not None and below > BELOW:
         out.append(
@@ -244,14 +212,13 @@ def _worth_expected(audit: Audit) -> Finding:
     rule = (
         "With n clients that replied, design effect d, largest difference B before and B' after "
         "weighting, it pays for a metric whose correlation with the worst column exceeds "
-        "sqrt(((d - 1) / n) / (B^2 - B'^2)); below 0.2 the answer is yes, above 1 no."
+        "sqrt(((d - 1) / n) / (B^2 - B'^2)); below 0.2 it probably does, from 1 on it cannot."
     )
     even = break_even(audit)
     if even is None:
         return Finding(question=question, answer="Unknown", level=Level.UNKNOWN,
                        text="There are no weights of replies to judge.", rule=rule)  # fmt: skip
-    first, second = _gaps(audit)
-    if not any(gap is not None and gap.biased for gap in (first, second)):
+    if not any(gap is not None and gap.biased for gap in gaps(audit)):
         text = "There is no difference beyond chance for weights to remove: weighting does not "
         text += "help on these columns and adds variance."
         return Finding(question=question, answer="No", level=Level.GOOD, text=text, rule=rule)
@@ -272,12 +239,14 @@ def break_even(audit: Audit) -> float | None:
     infinite where weighting removes no difference; none without weights of replies.
     """
     part = next((w for w in audit.weights if w.name == "replies"), None)
-    balance, clients = audit.balance, audit.sizes.clients_replied
-    if part is None or balance is None or not clients or PARTICIPANTS not in balance.groups:
+    clients = audit.sizes.clients_replied
+    if part is None or audit.balance is None or not clients:
         return None
-    before = _gap(balance, PARTICIPANTS, math.inf).size
-    after = _after(audit) if PARTICIPANTS_WEIGHTED in balance.groups else None
-    removed = before**2 - (0.0 if after is None else after**2)
+    before = gap_of(audit.balance, PARTICIPANTS, math.inf)
+    after = gap_of(audit.balance, PARTICIPANTS_WEIGHTED, math.inf)
+    if before is None:
+        return None
+    removed = before.size**2 - (0.0 if after is None else after.size**2)
     if not removed > 0.0:
         return math.inf
     return math.sqrt(max(part.design_effect - 1.0, 0.0) / clients / removed)
@@ -289,22 +258,10 @@ def _models(audit: Audit) -> Finding | None:
     question = "Do the models of selection hold?"
     rule = (
         f"Yes if the selected are within {OFF:.0%} of what each model expects, overall and over "
-        f"the last quarter of the rounds, and the estimated population size within {OFF:.0%}."
+        f"the last quarter of the rounds, and the estimated population size within {OFF:.0%}, or "
+        f"within {ERRORS:g} standard errors where those are larger."
     )
-    off = [
-        f"{stage.stage} expects {1.0 / ratio:.2f} times those selected"
-        for stage in audit.stages
-        if (ratio := stage.calibration_ratio) and abs(ratio - 1.0) > OFF
-    ]
-    ratios = [r.calibration_ratio for r in audit.rounds if r.calibration_ratio is not None]
-    late = ratios[-max(1, len(ratios) // 4) :]
-    if late and abs(sum(late) / len(late) - 1.0) > OFF:
-        off.append(f"in the last rounds {sum(late) / len(late):.2f} replies came for each expected")
-    reach = audit.overlap
-    if reach is not None and reach.estimated_size is not None and audit.sizes.population:
-        ratio = reach.estimated_size / audit.sizes.population
-        if abs(ratio - 1.0) > OFF:
-            off.append(f"weights of the enrolled sum to {ratio:.2f} times the population")
+    off = [*model_faults(audit).enrollment, *model_faults(audit).participation]
     if off:
         text = some(off)[0].upper() + some(off)[1:] + "."
         return Finding(question=question, answer="Not quite", level=Level.WARN, text=text,
@@ -319,48 +276,78 @@ def _headline(enrollment: Finding, participation: Finding, correction: Finding, 
     biased = [name for name, f in (("enrollment", enrollment), ("participation", participation))
               if f.answer == "Yes"]  # fmt: skip
     if not biased:
-        unknown = [f for f in (enrollment, participation) if f.answer == "Unknown"]
-        if unknown:
-            return "No selection bias is seen in what is known; the rest is unknown."
-        return "Those who train look like the population: weighting is not needed on these columns."
+        return _unbiased(correction, worth, {enrollment.answer, participation.answer})
     start = f"{' and '.join(biased).capitalize()} {'are' if len(biased) > 1 else 'is'} biased"
     mend = {
         "Yes": "and weights can correct it",
         "With care": "and weights can correct it, with care",
         "Not fully": "and weights can correct it only in part",
     }.get(correction.answer, "and whether weights can correct it is unknown")
+    if worth.answer == "No" and correction.answer == "Not fully":
+        return f"{start}; weights correct it at most in part and do not help here."
     if worth.answer == "No":
         return f"{start}, but weighting does not help here."
     return f"{start}, {mend}."
 
 
+def _unbiased(correction: Finding, worth: Finding, answers: set[str]) -> str:
+    if worth.answer == "Yes":
+        return "No column differs much, yet weighting moves the metric by more than it costs."
+    if correction.answer == "Not fully":
+        return "No column differs much, but weights cannot stand for the whole population."
+    if "Unknown" in answers:
+        return "No selection bias is seen in what is known; the rest is unknown."
+    return "Those who train look like the population: weighting is not needed on these columns."
+
+
 def _next(audit: Audit) -> tuple[str, ...]:
-    out = []
-    if audit.overlap is not None and audit.overlap.empty:
-        out.append(
-            f"Enroll clients where there are none ({some(c.name for c in audit.overlap.empty)}), "
-            "or say that the model is not for them."
-        )
-    if any("still differ" in line for line in _obstacles(audit)):
-        out.append(
-            "Add squares or products to the enrollment formula, or use calibrated weights "
-            "(calibrated-entropy, efficient), which reproduce the population's means."
-        )
+    out = [*_next_for_enrollment(audit)]
     if any(p.top_share > HEAVY or p.design_effect > DEFF for p in audit.weights):
         out.append(
             "Prefer Hájek or calibrated forms, which heavy weights disturb less; trim only where "
             "it is reported."
         )
-    models = _models(audit)
-    if models is not None and models.answer != "Yes":
+    if model_faults(audit).participation:
         out.append("Refit on a rolling window (--window) or add history and clock (--history).")
     if not audit.sizes.population_table:
         out.append("A population table, or totals of more columns and of products, tells more.")
     if not audit.sizes.rounds:
         out.append("Keep a ledger of rounds: without it participation cannot be corrected.")
-    if audit.metric is None:
+    if audit.metric is None and METRIC_UNUSED not in audit.unknown:
         out.append("Give the clients' metric (--metrics) to see how much selection matters for it.")
-    elif audit.metric.gain is not None and _worth_measured(audit.metric).answer == "No":
+    elif _measured_in_vain(audit.metric):
         out.append("For this metric report the plain mean beside the weighted one.")
     out.append("Keep the JSON file and compare later: fedipw audit --compare BEFORE AFTER.")
     return tuple(out)
+
+
+def _measured_in_vain(metric: MetricPart | None) -> bool:
+    if metric is None or metric.gain is None:
+        return False
+    return _worth_measured(metric).answer == "No"
+
+
+def _next_for_enrollment(audit: Audit) -> Iterator[str]:
+    if audit.overlap is not None and audit.overlap.empty:
+        yield (
+            f"Enroll clients where there are none ({some(c.name for c in audit.overlap.empty)}), "
+            "or say that the model is not for them."
+        )
+    left, enrolled = weighted_gap(audit), enrolled_weighted_gap(audit)
+    still = left is not None and left.biased
+    method = method_named(audit.settings.scheme)
+    whole = method.uses_enrollment or method.balanced or method.source is SourceKind.COLLAPSED
+    if _without_model(audit):
+        yield (
+            "Merge or leave out the columns that part the enrolled from the rest (--lump-below, "
+            "--enrollment), so that enrollment has a model."
+        )
+    elif still and not whole:
+        yield "Use a scheme that corrects for enrollment: fedipw, or a calibrated one with totals."
+    elif (enrolled is not None and enrolled.biased) or model_faults(audit).enrollment:
+        yield (
+            "Add squares or products to the enrollment formula, or use calibrated weights "
+            "(calibrated-entropy, efficient), which reproduce the population's means."
+        )
+    elif still:
+        yield "Add squares or products to the participation formula, or history (--history)."

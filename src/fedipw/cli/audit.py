@@ -11,16 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedipw.cli.inputs import (
-    FitName,
-    MissingName,
     check_inputs_kept,
     check_sources,
     known_people,
     log_plan,
     table_options,
 )
+from fedipw.cli.options import (
+    Availability,
+    DayLength,
+    EnrolledTable,
+    Enrollment,
+    Fit,
+    FitName,
+    History,
+    LumpBelow,
+    MissingName,
+    MissingPolicy,
+    Participation,
+    PopulationSize,
+    PopulationTable,
+    RefitEvery,
+    SchemeName,
+    Strict,
+    TargetsTable,
+    Threshold,
+    Window,
+)
 from fedipw.cli.terminal import bar, say
-from fedipw.errors import InputError, PositivityError
+from fedipw.errors import InputError, PositivityError, SeparationError
 
 if TYPE_CHECKING:
     from fedipw.audit.parts import Audit
@@ -30,15 +49,12 @@ if TYPE_CHECKING:
 
 
 def audit(
+    ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="The page, an .html file.")],
-    population: Annotated[
-        Path | None, typer.Option(help="Population table, or a directory of parts.")
-    ] = None,
-    enrolled: Annotated[
-        Path | None, typer.Option(help="Enrolled clients alone, with --targets.")
-    ] = None,
-    targets: Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")] = None,
-    population_size: Annotated[float | None, typer.Option(help="N, with --targets.")] = None,
+    population: PopulationTable = None,
+    enrolled: EnrolledTable = None,
+    targets: TargetsTable = None,
+    population_size: PopulationSize = None,
     rounds: Annotated[
         Path | None, typer.Option(help="Ledger: a directory of closed rounds.")
     ] = None,
@@ -54,37 +70,22 @@ def audit(
         list[str] | None, typer.Option(help="Column to group the metric by; repeatable.")
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Selection audit",
-    enrollment: Annotated[str, typer.Option(help="Formula of enrollment.")] = ".",
-    participation: Annotated[str, typer.Option(help="Formula of participation.")] = ".",
-    availability: Annotated[str, typer.Option(help="Formula of availability.")] = ".",
-    history: Annotated[
-        bool, typer.Option("--history", help="Add what past rounds say of each client.")
-    ] = False,
-    participation_fit: Annotated[
-        FitName, typer.Option(help="Rounds that a round's participation is fitted on.")
-    ] = FitName.PAST,
-    window: Annotated[
-        int | None, typer.Option(help="Of past rounds, only the last this many.")
-    ] = None,
-    refit_every: Annotated[int, typer.Option(help="Rounds between fits on past rounds.")] = 10,
-    day_length: Annotated[float, typer.Option(help="Rounds in a day, for the clock.")] = 24.0,
-    scheme: Annotated[
-        str | None,
-        typer.Option(help="Method; fedipw, or calibrated-quadratic with --targets."),
-    ] = None,
-    missing: Annotated[
-        MissingName, typer.Option(help="What becomes of missing values and unknown levels.")
-    ] = MissingName.ERROR,
-    lump_below: Annotated[
-        float | None, typer.Option(help="Merge levels with a smaller share of the rows.")
-    ] = None,
-    threshold: Annotated[float, typer.Option(help="Probability counted as small.")] = 0.01,
+    enrollment: Enrollment = ".",
+    participation: Participation = ".",
+    availability: Availability = ".",
+    history: History = False,
+    participation_fit: Fit = FitName.PAST,
+    window: Window = None,
+    refit_every: RefitEvery = 10,
+    day_length: DayLength = 24.0,
+    scheme: SchemeName = None,
+    missing: MissingPolicy = MissingName.ERROR,
+    lump_below: LumpBelow = None,
+    threshold: Threshold = 0.01,
     min_cell: Annotated[
         int, typer.Option(help="Parts with fewer clients or rows are not shown.")
     ] = 10,
-    strict: Annotated[
-        float | None, typer.Option(help="Stop with code 4 if a probability is below this.")
-    ] = None,
+    strict: Strict = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="File for the same numbers as JSON.")
     ] = None,
@@ -105,8 +106,7 @@ def audit(
     if as_json is not None and as_json.resolve() == out.resolve():
         raise InputError(f"{out} cannot be both the page and the JSON file.")
     if compare is not None:
-        if any(x is not None for x in (population, enrolled, targets, rounds, metrics, as_json)):
-            raise InputError("--compare takes two audits that were made before, and nothing else.")
+        _check_alone(ctx)
         before, after = (_earlier(path) for path in compare)
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
@@ -138,6 +138,23 @@ def audit(
                 found, people, ledger, plan, (metrics, metric_name, tuple(by or ()))
             )
     _write(found, out, as_json)
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raise if an option stands beside --compare that says nothing there."""
+    from fedipw.numerics.checks import some
+
+    more = []
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name or "")
+        named = source is not None and source.name != "DEFAULT"
+        if named and option.name not in {"out", "compare"}:
+            more.append(option.opts[0])
+    if more:
+        raise InputError(
+            "--compare takes two audits that were made before, and nothing else but --out: leave "
+            f"out {some(more)}."
+        )
 
 
 def _check_numbers(threshold: float, strict: float | None, min_cell: int) -> None:
@@ -178,7 +195,8 @@ def _audited(
     if strict is None:
         return found
     least = None if found.overlap is None else found.overlap.smallest_prob
-    if found.overlap is not None and (found.overlap.empty or found.overlap.empty_small):
+    parted = found.settings.scheme != plan.method.name  # probabilities of enrollment run to 0
+    if found.overlap is not None and (found.overlap.empty or found.overlap.empty_small or parted):
         least = 0.0  # nobody of a part of the population is enrolled
     if least is not None and least < strict:
         raise PositivityError("enrollment probability of the population", least, strict)
@@ -197,12 +215,19 @@ def _with_metric(
     asked: tuple[Path, str, tuple[str, ...]],
 ) -> Audit:
     from fedipw.audit.metricpart import metric_notes, metric_part
-    from fedipw.audit.remarks import NO_METRIC
+    from fedipw.audit.remarks import METRIC_UNUSED, NO_METRIC, parted
     from fedipw.evaluation import EvaluationPlan, Metrics, logged_two_phase
 
     path, name, by = asked
-    with bar("rounds of the metric") as step:
-        logged = logged_two_phase(people, ledger, Metrics.read(path), plan, progress=step)
+    values = Metrics.read(path)
+    try:
+        with bar("rounds of the metric") as step:
+            logged = logged_two_phase(people, ledger, values, plan, progress=step)
+    except SeparationError as error:
+        note = f"Nothing is said of {name} on the population: {parted(error)}, so no weights lead "
+        note += "there. Merge or leave out those columns (--lump-below, --enrollment)."
+        unknown = tuple(METRIC_UNUSED if x == NO_METRIC else x for x in found.unknown)
+        return replace(found, notes=(*found.notes, note), unknown=unknown)
     small = found.settings.min_cell
     part = metric_part(
         logged, people, plan.method.name, name=name, plan=EvaluationPlan(by=by), min_cell=small
@@ -234,13 +259,11 @@ def _write(found: Audit, out: Path, as_json: Path | None) -> None:
 
 def _earlier(path: Path) -> dict[str, Any]:
     """Return the numbers of an audit that was written before, from its page or its JSON file."""
-    from fedipw.report.audit import embedded_audit
+    from fedipw.report.audit import written_audit
 
     try:
-        text = path.read_text(encoding="utf-8")
+        return written_audit(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
-    try:
-        return embedded_audit(text) if text.lstrip().startswith("<") else dict(json.loads(text))
-    except (InputError, TypeError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{path} is not an audit of this program: {error}") from error

@@ -13,13 +13,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedipw.cli.inputs import (
-    FitName,
-    MissingName,
     check_inputs_kept,
     check_sources,
     known_people,
     log_plan,
     table_options,
+)
+from fedipw.cli.options import (
+    Availability,
+    DayLength,
+    EnrolledTable,
+    Enrollment,
+    FitName,
+    History,
+    MissingName,
+    MissingPolicy,
+    Participation,
+    PopulationSize,
+    PopulationTable,
+    Rounds,
+    TargetsTable,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
@@ -35,17 +48,11 @@ _SHORT = {"horvitz-thompson": "HT"}
 
 def evaluate(
     metrics: Annotated[Path, typer.Option(help="unit_id, round, value and perhaps n.")],
-    rounds: Annotated[Path, typer.Option(help="Ledger: a directory of closed rounds.")],
-    population: Annotated[
-        Path | None, typer.Option(help="Population table, or a directory of parts.")
-    ] = None,
-    enrolled: Annotated[
-        Path | None, typer.Option(help="Enrolled clients alone, with --targets.")
-    ] = None,
-    targets: Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")] = None,
-    population_size: Annotated[
-        float | None, typer.Option(help="N, with --targets: narrower intervals, HT means.")
-    ] = None,
+    rounds: Rounds,
+    population: PopulationTable = None,
+    enrolled: EnrolledTable = None,
+    targets: TargetsTable = None,
+    population_size: PopulationSize = None,
     against: Annotated[
         Path | None, typer.Option(help="Metrics of another model on the same clients and rounds.")
     ] = None,
@@ -58,12 +65,10 @@ def evaluate(
     conclusion: Annotated[
         float | None, typer.Option(help="Value at which a conclusion would change.")
     ] = None,
-    enrollment: Annotated[str, typer.Option(help="Formula of enrollment.")] = ".",
-    participation: Annotated[str, typer.Option(help="Formula of participation.")] = ".",
-    availability: Annotated[str, typer.Option(help="Formula of availability.")] = ".",
-    history: Annotated[
-        bool, typer.Option("--history", help="Add what past rounds say of each client.")
-    ] = False,
+    enrollment: Enrollment = ".",
+    participation: Participation = ".",
+    availability: Availability = ".",
+    history: History = False,
     scheme: Annotated[
         str | None, typer.Option(help="fedipw, efficient or a calibrated method.")
     ] = None,
@@ -74,13 +79,11 @@ def evaluate(
         int, typer.Option(help="Groups of a jackknife over clients; 0 linearises.")
     ] = 0,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    missing: Annotated[
-        MissingName, typer.Option(help="What becomes of missing covariates and unknown levels.")
-    ] = MissingName.ERROR,
+    missing: MissingPolicy = MissingName.ERROR,
     missing_metrics: Annotated[
         bool, typer.Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
-    day_length: Annotated[float, typer.Option(help="Rounds in a day, for the clock.")] = 24.0,
+    day_length: DayLength = 24.0,
     out: Annotated[Path | None, typer.Option(help="Table of estimates; .csv or .parquet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

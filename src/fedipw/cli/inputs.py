@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedipw.cli.options import FitName, MissingName
 from fedipw.cli.terminal import bar
 from fedipw.errors import InputError
 
@@ -15,22 +15,6 @@ if TYPE_CHECKING:
     from fedipw.propensity import StageModel, TableSettings
     from fedipw.weights.logrun import LogPlan
     from fedipw.weights.people import KnownPopulation, KnownTotals
-
-
-class FitName(StrEnum):
-    """Names of windows on the command line."""
-
-    PAST = "past"
-    POOLED = "pooled"
-    SAME_ROUND = "same-round"
-
-
-class MissingName(StrEnum):
-    """Names of policies on the command line."""
-
-    ERROR = "error"
-    INDICATOR = "indicator"
-    DROP = "drop"
 
 
 def check_sources(

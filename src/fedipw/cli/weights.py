@@ -12,13 +12,33 @@ import typer
 from rich.table import Table
 
 from fedipw.cli.inputs import (
-    FitName,
-    MissingName,
     check_inputs_kept,
     check_sources,
     known_people,
     log_plan,
     table_options,
+)
+from fedipw.cli.options import (
+    Availability,
+    DayLength,
+    EnrolledTable,
+    Enrollment,
+    Fit,
+    FitName,
+    History,
+    LumpBelow,
+    MissingName,
+    MissingPolicy,
+    Participation,
+    PopulationSize,
+    PopulationTable,
+    RefitEvery,
+    Rounds,
+    SchemeName,
+    Strict,
+    TargetsTable,
+    Threshold,
+    Window,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
@@ -32,59 +52,29 @@ if TYPE_CHECKING:
 
 
 def weights(
-    rounds: Annotated[Path, typer.Option(help="Ledger: a directory of closed rounds.")],
+    rounds: Rounds,
     out: Annotated[Path, typer.Option(help="File for one row per reply; .parquet or .csv.")],
-    population: Annotated[
-        Path | None,
-        typer.Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
-    ] = None,
-    enrolled: Annotated[
-        Path | None, typer.Option(help="Enrolled clients alone, with --targets.")
-    ] = None,
-    targets: Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")] = None,
-    population_size: Annotated[
-        float | None, typer.Option(help="N, with --targets where the scheme needs it.")
-    ] = None,
-    enrollment: Annotated[
-        str, typer.Option(help="Formula of enrollment; . is every covariate.")
-    ] = ".",
-    participation: Annotated[
-        str, typer.Option(help="Formula of participation, or of a reply once invited.")
-    ] = ".",
-    availability: Annotated[
-        str, typer.Option(help="Formula of availability, where the ledger tells it.")
-    ] = ".",
-    history: Annotated[
-        bool, typer.Option("--history", help="Add what past rounds say of each client.")
-    ] = False,
-    participation_fit: Annotated[
-        FitName, typer.Option(help="Rounds that a round's participation is fitted on.")
-    ] = FitName.PAST,
-    window: Annotated[
-        int | None, typer.Option(help="Of past rounds, only the last this many.")
-    ] = None,
-    refit_every: Annotated[int, typer.Option(help="Rounds between fits on past rounds.")] = 10,
-    day_length: Annotated[float, typer.Option(help="Rounds in a day, for the clock.")] = 24.0,
-    scheme: Annotated[
-        str | None,
-        typer.Option(help="Method; fedipw, or calibrated-quadratic with --targets."),
-    ] = None,
+    population: PopulationTable = None,
+    enrolled: EnrolledTable = None,
+    targets: TargetsTable = None,
+    population_size: PopulationSize = None,
+    enrollment: Enrollment = ".",
+    participation: Participation = ".",
+    availability: Availability = ".",
+    history: History = False,
+    participation_fit: Fit = FitName.PAST,
+    window: Window = None,
+    refit_every: RefitEvery = 10,
+    day_length: DayLength = 24.0,
+    scheme: SchemeName = None,
     trim: Annotated[
         float | None, typer.Option(help="Cut weights at this multiple of a round's mean.")
     ] = None,
-    missing: Annotated[
-        MissingName, typer.Option(help="What becomes of missing values and unknown levels.")
-    ] = MissingName.ERROR,
-    lump_below: Annotated[
-        float | None, typer.Option(help="Merge levels with a smaller share of the rows.")
-    ] = None,
+    missing: MissingPolicy = MissingName.ERROR,
+    lump_below: LumpBelow = None,
     l2: Annotated[float, typer.Option(help="Ridge penalty on coefficients.")] = 0.0,
-    threshold: Annotated[
-        float, typer.Option(help="Probability counted as small in the report.")
-    ] = 0.01,
-    strict: Annotated[
-        float | None, typer.Option(help="Stop with code 4 if a probability is below this.")
-    ] = None,
+    threshold: Threshold = 0.01,
+    strict: Strict = None,
     save_models: Annotated[
         Path | None, typer.Option(help="Directory for the fitted models.")
     ] = None,

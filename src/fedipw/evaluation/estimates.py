@@ -173,24 +173,24 @@ class GregMean:
     def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
         """Return the estimate and u."""
         during = group.during(sample)
-        B = self._columns(sample) * during[:, None]
+        B, w, flags = self._columns(sample), sample.weights * during, group.flags(sample)
         seen = len(np.unique(sample.client[during > 0.0]))
         needed = CLIENTS_PER_TERM * B.shape[1]
         if seen < needed:
             raise InputError(f"{seen} clients replied, a regression on {B.shape[1]} columns needs "
                              f"{needed}")  # fmt: skip
-        w, flags = sample.weights, group.flags(sample)
-        inverse = inverse_of((w[:, None] * B).T @ B)
-        omega = w * (B @ inverse[:, -1])
+        own = client_sums(sample.client, w, sample.clients)  # b is the client's: sums over rounds
+        inverse = inverse_of((own[:, None] * B).T @ B)
+        factor = (B @ inverse[:, -1])[sample.client]
+        omega = w * factor
         share = float(omega @ flags)
         if not share > 0.0:
             raise InputError("the regression leaves the group no weight")
         estimate = float(omega @ (flags * values)) / share
         apart = flags * (values - estimate)
-        gamma = inverse @ (B.T @ (w * apart))
-        own = w * np.einsum("ij,jk,ik->i", B, inverse, B, optimize=True)
-        leverage = client_sums(sample.client, own, sample.clients)
-        u = (B @ inverse[:, -1]) * (apart - B @ gamma) / share
+        gamma = inverse @ (B.T @ client_sums(sample.client, w * apart, sample.clients))
+        leverage = own * np.einsum("ij,ij->i", B @ inverse, B)
+        u = during * factor * (apart - (B @ gamma)[sample.client]) / share
         return Linear(estimate, u, np.minimum(leverage, 1.0))
 
     def part(self, chosen: BoolArray) -> GregMean:
@@ -202,7 +202,7 @@ class GregMean:
         check_rows(sample.clients, balance=self.balance)
         apart = self.balance - self.mean
         scale = apart.std(axis=0)
-        b = (apart / np.where(scale > 0.0, scale, 1.0))[sample.client]
+        b = apart / np.where(scale > 0.0, scale, 1.0)
         return np.column_stack([b, np.ones(len(b))])
 
 
@@ -270,14 +270,27 @@ def population_means(
     if not np.isfinite(values).all():
         raise InputError(f"{int((~np.isfinite(values)).sum())} values are missing or infinite.")
     pairs = [(group, estimator) for group in groups for estimator in estimators]
+    lines: list[Estimate] = []
+    for first in range(0, len(pairs), sample.together):
+        lines += _lines(sample, values, pairs[first : first + sample.together], confidence)
+    return tuple(lines)
+
+
+def _lines(
+    sample: TwoPhase,
+    values: FloatArray,
+    pairs: Sequence[tuple[Group, Estimator]],
+    confidence: float,
+) -> list[Estimate]:
+    """Return some of the estimates; what they need for each reply is gone with them."""
     made = [_attempt(sample, values, estimator, group) for group, estimator in pairs]
     tiny = (_ROUNDING * float(np.abs(values).max())) ** 2
     errors = iter(_errors(sample, [linear for linear, _ in made if linear is not None], tiny))
-    return tuple(
+    return [
         _line(sample, group, estimator.name, linear, next(errors) if linear else _NONE, reason,
               confidence)
         for (linear, reason), (group, estimator) in zip(made, pairs, strict=True)
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 class _Error(NamedTuple):

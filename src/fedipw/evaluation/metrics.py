@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 VALUE: Final = "value"
 COUNT: Final = "n"
+LARGEST = 1e100  # of a metric; sums of squares stay finite
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Metrics:
         odd = int((~self.frame[VALUE].cast(pl.Float64).is_finite()).sum())
         if odd:
             raise InputError(f"{self.where}: {odd} values are not finite. Leave such rows out.")
+        large = int((self.frame[VALUE].cast(pl.Float64).abs() > LARGEST).sum())
+        if large:
+            raise InputError(
+                f"{self.where}: {large} values are beyond {LARGEST:g}, where squares overflow. "
+                "Scale the metric down or leave such rows out."
+            )
         if COUNT in self.frame.columns:
             counts = self.frame[COUNT]
             if not counts.dtype.is_numeric() or not bool(

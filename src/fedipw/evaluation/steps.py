@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, final
@@ -40,6 +40,7 @@ class StepPhase:
     clients: IntArray  # (rows,) code of each row's client; n for those outside the sample
     beta: FloatArray  # (q + 1,) in the frame, constant last
     inverse: FloatArray  # (q + 1, q + 1), of the information
+    scores: FloatArray  # c, (n, q + 1)
     leverage: FloatArray  # (n,) of a client's rows together
     replies: IntArray  # (m,) row of each reply, rising
     reply_prob: FloatArray  # (m,) of passing this step, at the replies
@@ -54,16 +55,19 @@ class StepPhase:
             raise InputError("Replies must be in the order of the rows.")
         sums, _ = sum_over(rows, partial(block_sums, beta=beta))
         inverse = inverse_of(sums.hessian)
-        leverage = np.zeros(n)
+        scores, leverage, prob = np.zeros((n, len(beta))), np.zeros(n), np.empty(len(replies))
         for block in rows:
-            x, here = _design(block), slice(block.start, block.start + block.rows)
-            p = sigmoids(np.ascontiguousarray(beta @ x), shift=0.0)
-            own = p * (1.0 - p) * np.einsum("jm,jk,km->m", x, inverse, x, optimize=True)
-            leverage += client_sums(clients[here], own, n)
+            p, mine = _prob(block.columns, beta), clients[block.start : block.start + block.rows]
+            residual = block.labels - p
+            for j, column in enumerate(block.columns):
+                scores[:, j] += client_sums(mine, residual * column, n)
+            scores[:, -1] += client_sums(mine, residual, n)
+            leverage += client_sums(mine, p * (1.0 - p) * _lengths(block.columns, inverse), n)
+            at, here = _replies_in(block, replies)
+            prob[at] = p[here]
         return cls(
-            rows=rows, clients=clients, beta=beta, inverse=inverse,
-            leverage=np.minimum(leverage, 1.0), replies=replies,
-            reply_prob=_reply_prob(rows, replies, beta),
+            rows=rows, clients=clients, beta=beta, inverse=inverse, scores=scores,
+            leverage=np.minimum(leverage, 1.0), replies=replies, reply_prob=prob,
         )  # fmt: skip
 
     def deleted(self, groups: IntArray, count: int) -> Iterator[FloatArray]:
@@ -71,41 +75,35 @@ class StepPhase:
         of_rows = np.append(groups, -1)[self.clients]
         for g in range(count):
             beta = refitted(Reweighed(self.rows, 1.0 * (of_rows != g)), self.beta)
-            yield _reply_prob(self.rows, self.replies, beta)
+            prob = np.empty(len(self.replies))
+            for block in self.rows:
+                at, here = _replies_in(block, self.replies)
+                prob[at] = _prob(block.columns[:, here], beta)
+            yield prob
 
-    def fitted_part(self, moved: FloatArray, n: int) -> FloatArray:
-        """Return c'g of each client, (n, K), for replies that weigh kappa u / (R p), (m, K)."""
-        pull = moved * (1.0 - self.reply_prob)[:, None]
-        slope = self.inverse @ self._sum(lambda x, at: x @ pull[at])
-        out = np.zeros((n, moved.shape[1]))
+    def fitted_part(self, weights: FloatArray, values: FloatArray) -> FloatArray:
+        """Return c'g of each client, (n, K), for replies of weights kappa / (R p) and values u."""
+        total = np.zeros((len(self.beta), values.shape[1]))
         for block in self.rows:
-            x, here = _design(block), slice(block.start, block.start + block.rows)
-            residual = block.labels - sigmoids(np.ascontiguousarray(self.beta @ x), shift=0.0)
-            out += client_sums(self.clients[here], (residual * (slope.T @ x)).T, n)
-        return out
-
-    def _sum(self, function: Callable[[FloatArray, slice], FloatArray]) -> FloatArray:
-        """Return a sum over replies of a function of their rows, (q + 1, K)."""
-        total: FloatArray | float = 0.0
-        for block in self.rows:
-            first, last = np.searchsorted(self.replies, (block.start, block.start + block.rows))
-            if last > first:
-                x = _design(block)[:, self.replies[first:last] - block.start]
-                total = total + function(x, slice(first, last))
-        if isinstance(total, float):
-            raise InputError("There is no reply.")
-        return total
+            at, here = _replies_in(block, self.replies)
+            pull = (weights[at] * (1.0 - self.reply_prob[at]))[:, None] * values[at]
+            total[:-1] += block.columns[:, here] @ pull
+            total[-1] += pull.sum(axis=0)
+        return self.scores @ (self.inverse @ total)
 
 
-def _reply_prob(rows: Blocks, replies: IntArray, beta: FloatArray) -> FloatArray:
-    """Return the probability of each reply's row, (m,)."""
-    prob = np.empty(len(replies))
-    for block in rows:
-        first, last = np.searchsorted(replies, (block.start, block.start + block.rows))
-        x = _design(block)[:, replies[first:last] - block.start]
-        prob[first:last] = sigmoids(np.ascontiguousarray(beta @ x), shift=0.0)
-    return prob
+def _replies_in(block: Block, replies: IntArray) -> tuple[slice, IntArray]:
+    """Return which replies are rows of a block, and which rows of it they are."""
+    first, last = np.searchsorted(replies, (block.start, block.start + block.rows))
+    return slice(int(first), int(last)), replies[first:last] - block.start
 
 
-def _design(block: Block) -> FloatArray:
-    return np.vstack([block.columns, np.ones(block.rows)])
+def _prob(columns: FloatArray, beta: FloatArray) -> FloatArray:
+    return sigmoids(np.ascontiguousarray(beta[:-1] @ columns + beta[-1]), shift=0.0)
+
+
+def _lengths(columns: FloatArray, inverse: FloatArray) -> FloatArray:
+    """Return x' I^-1 x of rows by column, the constant among x, (m,)."""
+    within = np.einsum("jm,jm->m", columns, inverse[:-1, :-1] @ columns)
+    out: FloatArray = within + 2.0 * (inverse[-1, :-1] @ columns) + inverse[-1, -1]
+    return out

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedipw.data.partitions import BLOCK_ROWS
 from fedipw.errors import InputError
 from fedipw.evaluation.stages import KnownEnrollment
 from fedipw.evaluation.sums import client_sums
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 _LAGS = 48  # rounds apart beyond which replies count as unrelated
 _RELATED = 0.02  # of a correlation, below which later lags are not looked at
-_AT_ONCE = 2**24  # cells of the arrays made for several totals together
+_AT_ONCE = 2**26  # cells of the arrays made for several totals together
 _ROUNDING = 1e-12  # of the first sum of (E23), below which what is left of it is 0
 
 
@@ -80,7 +79,9 @@ class TwoPhase:
 
         .. math:: \hat t_i = \frac{1}{R} \sum_r \frac{A_{ir}}{\hat p_{ir}} u_{ir} \qquad (E19)
         """
-        return client_sums(self.client, values / (self.rounds * self.prob)[:, None], self.clients)
+        each = self.rounds * self.prob
+        columns = [client_sums(self.client, column / each, self.clients) for column in values.T]
+        return np.column_stack(columns)
 
     def sums(self, values: FloatArray) -> FloatArray:
         """Return the weighted sums of values (m, K) over replies, (K,)."""
@@ -134,10 +135,14 @@ class TwoPhase:
             np.concatenate(known) if len(known) == len(found) else None,
         )
 
+    @property
+    def together(self) -> int:
+        """How many sums are best worked on together: each has a number for every reply."""
+        return max(1, _AT_ONCE // max(len(self.client), self.clients))
+
     def _parts(self, values: FloatArray) -> list[slice]:
         """Return ranges of columns small enough to be worked on together."""
-        together = max(1, _AT_ONCE // max(len(values), self.clients, BLOCK_ROWS))
-        return [slice(k, k + together) for k in range(0, values.shape[1], together)]
+        return [slice(k, k + self.together) for k in range(0, values.shape[1], self.together)]
 
     def _variance(self, values: FloatArray, leverage: FloatArray) -> Variance:
         phase, totals = self.enrollment, self.totals(values)
@@ -209,11 +214,10 @@ class TwoPhase:
 
     def _fitted(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return c'g of all steps, (n, K), as it is and over one minus leverage."""
-        moved = self.weights[:, None] * values
         plain = np.zeros((self.clients, values.shape[1]))
         raised = np.zeros_like(plain)
         for step in self.steps:
-            part = step.fitted_part(moved, self.clients)
+            part = step.fitted_part(self.weights, values)
             plain += part
             raised += part / _remaining(step.leverage)[:, None]
         return plain, raised
@@ -273,6 +277,17 @@ class TwoPhase:
         return 0.5 * (low + high)
 
     @cached_property
+    def _related(self) -> tuple[tuple[IntArray, IntArray, FloatArray], ...]:
+        """Return pairs of related replies, and the share of (E25) in their products."""
+        found = []
+        for lag, rho in enumerate(self.correlations, start=1):
+            if rho > 0.0:
+                first, then = self._pairs(lag)
+                tied = rho * self._odds[first] * self._odds[then]
+                found.append((first, then, tied / (1.0 + tied)))
+        return tuple(found)
+
+    @cached_property
     def _odds(self) -> FloatArray:
         return np.sqrt((1.0 - self.prob) / self.prob)
 
@@ -287,16 +302,14 @@ class TwoPhase:
         unbiased for the variance of :math:`\hat t_i` given enrollment if the joint probabilities of
         :attr:`correlations` are right, from replies alone.
         """
-        spread = values / (self.rounds * self.prob)[:, None]
-        own = (1.0 - self.prob)[:, None] * spread**2
-        out = client_sums(self.client, own, self.clients)
-        for lag, rho in enumerate(self.correlations, start=1):
-            if rho == 0.0:  # no two rounds are so far apart
-                continue
-            first, then = self._pairs(lag)
-            tied = rho * self._odds[first] * self._odds[then]
-            both = 2.0 * (tied / (1.0 + tied))[:, None] * spread[first] * spread[then]
-            out += client_sums(self.client[first], both, self.clients)
+        each = self.rounds * self.prob
+        out = np.zeros((self.clients, values.shape[1]))
+        for k, column in enumerate(values.T):
+            spread = column / each
+            out[:, k] = client_sums(self.client, (1.0 - self.prob) * spread**2, self.clients)
+            for first, then, share in self._related:
+                both = 2.0 * share * spread[first] * spread[then]
+                out[:, k] += client_sums(self.client[first], both, self.clients)
         return out
 
 

@@ -15,10 +15,17 @@ from typing import Any
 from fedipw.audit.parts import FORMAT, VERSION, Audit
 from fedipw.errors import InputError
 from fedipw.evaluation.estimates import EVERYONE
+from fedipw.numerics.checks import some
 from fedipw.report.audit_tables import audit_tables
-from fedipw.report.compare_tables import compare_tables, compared_findings, compared_sizes
+from fedipw.report.compare_tables import (
+    compare_tables,
+    compared_findings,
+    compared_sizes,
+    paired_rates,
+)
 from fedipw.report.interactive import count, number, rendered, share, sortable
 from fedipw.report.page import Table
+from fedipw.report.shape import misfits
 
 Json = Mapping[str, Any]
 
@@ -80,17 +87,18 @@ def audit_page(audit: Json) -> str:
 def compare_page(before: Json, after: Json) -> str:
     """Return a page that sets two audits side by side."""
     before, after = _checked(before, "the first audit"), _checked(after, "the second audit")
+    rates = paired_rates(before, after)
     return rendered(
         "compare.html",
         ("charts.js", "compare.js"),
-        {"audit-before": before, "audit-after": after},
+        {"audit-before": before, "audit-after": after, "paired-rates": list(rates.items())},
         title=f"{after['title']}: before and after",
         before=before,
         after=after,
         sizes=compared_sizes(before, after),
         findings=compared_findings(before, after),
         tables=compare_tables(before, after),
-        rates=_names(before, after, "rates", "column"),
+        rates=list(rates),
         stages=_names(before, after, "stages", "stage"),
     )
 
@@ -141,13 +149,22 @@ def embedded_audit(page_text: str) -> dict[str, Any]:
     found = _DATA.search(page_text)
     if found is None:
         raise InputError("The page holds no audit. Give the HTML page that `fedipw audit` wrote.")
+    return _parsed(found.group(1), "the audit in the page")
+
+
+def written_audit(text: str) -> dict[str, Any]:
+    """Return the audit of a file that `fedipw audit` wrote, its page or its JSON."""
+    if text.lstrip("\ufeff").lstrip().startswith("<"):
+        return embedded_audit(text)
+    return _parsed(text.lstrip("\ufeff"), "the audit")
+
+
+def _parsed(text: str, what: str) -> dict[str, Any]:
     try:
-        audit = json.loads(found.group(1))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"The audit in the page cannot be read ({error}). Make it again."
-        ) from None
-    return dict(_checked(audit, "the audit in the page"))
+        audit = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what.capitalize()} cannot be read ({error}). Make it again.") from None
+    return dict(_checked(audit, what))
 
 
 def _checked(audit: object, what: str) -> Json:
@@ -161,6 +178,9 @@ def _checked(audit: object, what: str) -> Json:
     absent = [name for name in Audit.__dataclass_fields__ if name not in audit]
     if absent:
         raise InputError(f"{what.capitalize()} lacks {', '.join(absent)}. Make it again.")
+    odd = list(misfits(audit, Audit))
+    if odd:
+        raise InputError(f"{what.capitalize()} is damaged in {some(odd)}. Make it again.")
     return audit
 
 

@@ -96,7 +96,7 @@ def compare_tables(before: Json, after: Json) -> dict[str, list[SortTable]]:
             _smds(before),
             _smds(after),
         ),
-        "rates": _table("Reply rates", ("Level", "Column"), "share", _rates(before), _rates(after)),
+        "rates": _table("Reply rates", ("Level", "Column"), "share", *_rate_keys(before, after)),
         "weights": _table(
             "Weights", ("Quantity", "Weights of"), "number", _evenness(before), _evenness(after)
         ),
@@ -146,8 +146,56 @@ def _smds(audit: Json) -> Keyed:
     return {(x["name"], g): cell["smd"] for x in lines for g, cell in x["groups"].items()}
 
 
-def _rates(audit: Json) -> Keyed:
-    return {(x["level"], p["column"]): x["rate"] for p in audit["rates"] for x in p["lines"]}
+def paired_rates(before: Json, after: Json) -> dict[str, list[tuple[str, str | None, str | None]]]:
+    """Return by column what each row is called, and its level before and after, if there is one.
+
+    A number is cut into fifths of its own in each audit: they are paired in their order.
+    """
+    old, new = (
+        {p["column"]: (p, [x["level"] for x in p["lines"]]) for p in audit["rates"]}
+        for audit in (before, after)
+    )
+    none: tuple[Json, list[str]] = ({"hidden": 0}, [])
+    return {name: _paired(old.get(name, none), new.get(name, none)) for name in {**new, **old}}
+
+
+def _paired(
+    old: tuple[Json, list[str]], new: tuple[Json, list[str]]
+) -> list[tuple[str, str | None, str | None]]:
+    first, second = ([x for x in levels if _is_range(x)] for _, levels in (old, new))
+    whole = not old[0]["hidden"] and not new[0]["hidden"] and len(first) == len(second) > 1
+    cut = dict(zip(second, first, strict=True)) if whole else {}
+    rows: list[tuple[str, str | None, str | None]] = []
+    for level in new[1]:
+        was = cut.get(level, level if level in old[1] else None)
+        rows.append((level if was in {None, level} else f"{level} (was {was})", was, level))
+    told = {was for _, was, _ in rows}
+    return rows + [(level, level, None) for level in old[1] if level not in told]
+
+
+def _is_range(level: str) -> bool:
+    """Return whether a level reads like a part of the numbers."""
+    head, _, tail = level.partition(" to ")
+    return level.startswith(("up to ", "above ")) or (_is_number(head) and _is_number(tail))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _rate_keys(before: Json, after: Json) -> tuple[Keyed, Keyed]:
+    """Return reply rates by the name of a row and its column."""
+    found: tuple[dict[tuple[str, ...], float | None], ...] = ({}, {})
+    for column, rows in paired_rates(before, after).items():
+        for side, audit, place in ((found[0], before, 1), (found[1], after, 2)):
+            lines = [x for p in audit["rates"] if p["column"] == column for x in p["lines"]]
+            rates = {x["level"]: x["rate"] for x in lines}
+            side |= {(row[0], column): rates[row[place]] for row in rows if row[place] is not None}
+    return found[0], found[1]
 
 
 def _evenness(audit: Json) -> Keyed:

@@ -53,17 +53,17 @@ function compareLove(audits) {
   };
 }
 
-function compareRates(audits) {
-  const columns = union(...[1, 0].map((k) => audits[k].rates.map((p) => p.column)));
+function compareRates(audits, paired) {
   return (canvas, keys, index, title) => {
-    const lines = audits.map((a) => (a.rates.find((p) => p.column === columns[index]) || { lines: [] }).lines);
-    const levels = union(lines[1].map((x) => x.level), lines[0].map((x) => x.level));
-    const rate = (level) => (k) => {
-      const line = lines[k].find((x) => x.level === level);
+    const [column, pairs] = paired[index];
+    const lines = audits.map((a) => (a.rates.find((p) => p.column === column) || { lines: [] }).lines);
+    const rate = (levels) => (k) => {
+      const line = lines[k].find((x) => x.level === levels[k]);
       return line ? { x: line.rate } : null;
     };
     legend(keys, [BEFORE, AFTER]);
-    const rows = levels.map((level) => pairRow(level, [0, 1], rate(level), withInterval("share")));
+    const rows = pairs.map(([label, ...levels]) =>
+      pairRow(label, [0, 1], rate(levels), withInterval("share")));
     const x = { label: "Share of rows with a reply", kind: "share", zero: true };
     return rowsDrawing(canvas, () => ({ title, rows, x }));
   };
@@ -116,6 +116,6 @@ function compareMetric(audits) {
 
 const audits = [data("audit-before"), data("audit-after")];
 start({
-  love: compareLove(audits), rates: compareRates(audits),
+  love: compareLove(audits), rates: compareRates(audits, data("paired-rates")),
   coefficients: compareCoefficients(audits), metric: compareMetric(audits),
 });

@@ -1,0 +1,371 @@
+"""``fedipw audit`` as a user runs it: page and JSON, exit codes, messages, nothing left behind."""
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedipw.cli import main
+from fedipw.report.audit import embedded_audit
+
+
+@dataclass
+class Files:
+    """A population of 300 clients, six rounds and a loss, to be spoilt and audited."""
+
+    where: Path
+    people: pl.DataFrame
+    rounds: list[pl.DataFrame]
+    loss: pl.DataFrame
+
+    @property
+    def inside(self) -> pl.DataFrame:
+        return self.people.filter("enrolled")
+
+    def leave_out(self, where: pl.Expr) -> None:
+        """Let nobody of a part be enrolled."""
+        self.people = self.people.with_columns(enrolled=pl.col("enrolled") & ~where)
+        kept = pl.col("unit_id").is_in(self.inside["unit_id"].implode())
+        self.rounds = [table.filter(kept) for table in self.rounds]
+        self.loss = self.loss.filter(kept)
+
+    def put(self) -> "Files":
+        self.people.write_parquet(self.where / "people.parquet")
+        self.inside.drop("enrolled").write_parquet(self.where / "enrolled.parquet")
+        self.loss.write_parquet(self.where / "loss.parquet")
+        (self.where / "targets.csv").write_text("name,value\nage,0.0\nos[ios],0.3\n")
+        (self.where / "rounds").mkdir(exist_ok=True)
+        for k, table in enumerate(self.rounds, 1):
+            table.write_parquet(self.where / "rounds" / f"round-{k:06d}.parquet")
+        return self
+
+    def given(self, source: str = "population", rounds: bool = True) -> list[object]:
+        known: list[object] = ["--population", self.where / "people.parquet"]
+        if source == "targets":
+            known = ["--enrolled", self.where / "enrolled.parquet"]
+            known += ["--targets", self.where / "targets.csv"]
+        return [*known, "--rounds", self.where / "rounds"] if rounds else known
+
+    def run(self, *options: object, **given: Any) -> tuple[int, str, str]:
+        """Return exit code, output and errors of an audit to page.html."""
+        out = ["--out", self.where / "page.html"]
+        return fedipw("audit", *self.given(**given), *out, *options)
+
+    def audit(self, *options: object, **given: Any) -> tuple[dict[str, Any], str]:
+        """Return the audit and what was printed; page and JSON hold the same, and name nobody."""
+        code, printed, err = self.run("--json", self.where / "audit.json", *options, **given)
+        assert code == 0, err
+        page, text = ((self.where / n).read_text() for n in ("page.html", "audit.json"))
+        found: dict[str, Any] = json.loads(text, parse_constant=not_finite)
+        assert embedded_audit(page) == found
+        for place in (page, text, printed):
+            assert "zq-" not in place
+        assert printed.splitlines()[0] == found["verdict"]["headline"]
+        assert f"Wrote {self.where / 'page.html'} and {self.where / 'audit.json'}" in printed
+        return found, printed
+
+    def bytes(self) -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in sorted(self.where.rglob("*")) if p.is_file()}
+
+
+def not_finite(text: str) -> float:
+    raise AssertionError(f"{text} in JSON")
+
+
+def fedipw(*arguments: object) -> tuple[int, str, str]:
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["fedipw", *map(str, arguments)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+        code = 0
+    except SystemExit as done:
+        code = int(done.code or 0)
+    finally:
+        sys.argv = before
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    rng, size = np.random.default_rng(7), 300
+    age, os = rng.normal(size=size), rng.choice(["android", "ios", "web"], size, p=[0.5, 0.3, 0.2])
+    ids = np.array([f"zq-{k}-qz" for k in range(size)])
+    enrolled = rng.random(size) < 1 / (1 + np.exp(-0.9 * age))
+    people = pl.DataFrame({"unit_id": ids, "enrolled": enrolled, "age": age, "os": os})
+    inside, own, rounds, losses = people.filter("enrolled"), age[enrolled], [], []
+    for k in range(1, 7):
+        x = rng.normal(size=len(own))
+        replied = rng.random(len(own)) < 1 / (1 + np.exp(0.5 - 0.5 * x - 0.5 * own))
+        opened = datetime(2026, 1, k, 4 * (k % 5))
+        columns = {"round": k, "invited": True, "opened_at": opened}
+        table = inside.select("unit_id", replied=pl.Series(replied), x=pl.Series(x))
+        table = table.with_columns(**{name: pl.lit(value) for name, value in columns.items()})
+        rounds.append(table)
+        value = 0.5 - 0.1 * own + 0.05 * rng.normal(size=len(own))
+        losses.append(table.with_columns(value=pl.Series(value)).filter("replied"))
+    told = pl.concat(losses).select("unit_id", "round", "value")
+    return Files(tmp_path, people, rounds, told)
+
+
+@pytest.fixture
+def loss(files: Files) -> tuple[object, ...]:
+    return ("--metrics", files.where / "loss.parquet", "--metric-name", "loss <per> client")
+
+
+# What an audit says.
+
+
+def test_page_and_json_hold_the_same_numbers_and_no_client(files: Files) -> None:
+    found, printed = files.put().audit("--title", "Keyboard & phone")
+    assert found["title"] == "Keyboard & phone"
+    assert "<h1>Keyboard &amp; phone</h1>" in (files.where / "page.html").read_text()
+    assert found["sizes"]["population"] == 300.0
+    assert found["sizes"]["enrolled"] == files.inside.height
+    assert found["sizes"]["replies"] == files.loss.height
+    assert [s["stage"] for s in found["stages"]] == ["enrollment", "participation"]
+    assert found["metric"] is None
+    assert found["verdict"]["headline"].startswith("Enrollment is biased, and weights can")
+    for finding in found["verdict"]["findings"]:
+        assert f"{finding['question']} {finding['answer']}. {finding['text']}" in printed
+    assert all(f"Unknown: {line}" in printed for line in found["unknown"])
+    assert {p.name for p in files.where.iterdir() if p.is_file()} == {
+        "people.parquet", "enrolled.parquet", "loss.parquet", "targets.csv", "page.html",
+        "audit.json",
+    }  # fmt: skip
+
+
+def test_the_page_alone_is_written_without_json(files: Files) -> None:
+    code, printed, err = files.put().run()
+    assert code == 0, err
+    assert printed.splitlines()[-1] == f"Wrote {files.where / 'page.html'}"
+    assert not (files.where / "audit.json").exists()
+
+
+def test_the_same_files_give_the_same_page(files: Files) -> None:
+    files.put().run()
+    first = (files.where / "page.html").read_bytes()
+    files.run()
+    assert (files.where / "page.html").read_bytes() == first
+
+
+def test_a_metric_is_told_on_the_population_and_by_groups(
+    files: Files, loss: tuple[object, ...]
+) -> None:
+    found, printed = files.put().audit(*loss, "--by", "os", "--by", "round")
+    metric = found["metric"]
+    assert metric["name"] == "loss <per> client"
+    assert "loss &lt;per&gt; client" in (files.where / "page.html").read_text()
+    groups = {line["group"] for line in metric["estimates"]}
+    systems = {f"os = {name}" for name in ("android", "ios", "web")}
+    assert groups == {"everyone", *systems, *(f"round = {k}" for k in range(1, 7))}
+    means = {e["estimator"]: e["estimate"] for e in metric["estimates"] if e["group"] == "everyone"}
+    assert means["plain"] == pytest.approx(files.loss["value"].mean())
+    assert metric["moved"] == pytest.approx(means["hajek"] - means["plain"])
+    assert metric["moved"] > 2 * metric["moved_error"]  # the young do not reply, and lose more
+    assert "Is weighting worth its variance here? Yes. Weighting moves loss <per> client" in printed
+    assert not any("no updates or outcomes" in line for line in found["unknown"])
+
+
+def test_small_parts_are_hidden_and_counted(files: Files, loss: tuple[object, ...]) -> None:
+    found, _ = files.put().audit(*loss, "--by", "os", "--min-cell", 50)
+    assert found["settings"]["min_cell"] == 50
+    shown = {line["group"]: line["clients"] for line in found["metric"]["estimates"]}
+    assert found["metric"]["hidden"] == 3 - (len(shown) - 1) > 0
+    assert min(shown.values()) >= 50
+    assert any("group(s) of the metric have fewer than 50" in note for note in found["notes"])
+    web = files.people.filter(os="web").height
+    rows = [line["name"] for line in found["balance"]["lines"]]
+    assert ("os[web]" in rows) == (web >= 50)
+
+
+@pytest.mark.parametrize("size", [None, 300])
+def test_totals_alone_say_what_they_cannot_tell(
+    files: Files, loss: tuple[object, ...], size: int | None
+) -> None:
+    sized = () if size is None else ("--population-size", size)
+    found, _ = files.put().audit(*sized, *loss, source="targets")
+    assert found["sizes"]["population"] == size
+    assert not found["sizes"]["population_table"]
+    assert found["settings"]["scheme"] == "calibrated-quadratic"
+    unknown = " ".join(found["unknown"])
+    assert "Enrollment probabilities" in unknown
+    assert ("The size of the population" in unknown) == (size is None)
+    correction = found["verdict"]["findings"][2]["text"]
+    assert "As far as the given totals tell" in correction
+    assert any("A population table" in step for step in found["verdict"]["next_steps"])
+
+
+def test_without_rounds_there_is_enrollment_and_the_rest_is_unknown(files: Files) -> None:
+    found, printed = files.put().audit(rounds=False)
+    assert [s["stage"] for s in found["stages"]] == ["enrollment"]
+    assert found["rounds"] == []
+    assert "Do those who reply differ from the enrolled? Unknown. No round is known." in printed
+    assert any(step.startswith("Keep a ledger") for step in found["verdict"]["next_steps"])
+
+
+# Where enrollment does not reach.
+
+
+def test_a_level_with_nobody_enrolled_is_said_plainly(files: Files) -> None:
+    files.leave_out(pl.col("os") == "web")
+    found, printed = files.put().audit()
+    web = files.people.filter(os="web").height
+    assert (
+        f"Nobody is enrolled in os = web ({web} clients): no weight can stand for them" in printed
+    )
+    assert {"name": "os = web", "population": web} in found["overlap"]["empty"]
+    assert found["settings"]["scheme"] == "participation-only"
+    assert any("stand for the enrolled, not for the population" in n for n in found["notes"])
+    steps = found["verdict"]["next_steps"]
+    assert steps[0].startswith("Enroll clients where there are none (os = web)")
+    assert steps[1].startswith("Merge or leave out the columns")
+
+
+def test_a_metric_without_a_model_of_enrollment_is_left_out_with_a_note(
+    files: Files, loss: tuple[object, ...]
+) -> None:
+    files.leave_out(pl.col("os") == "web")
+    found, _ = files.put().audit(*loss)
+    assert found["metric"] is None
+    (note,) = (n for n in found["notes"] if n.startswith("Nothing is said of loss <per> client"))
+    assert "parted exactly by os, so no weights lead there" in note
+    assert any("it was given, and could not be weighted" in line for line in found["unknown"])
+    assert not any("--metrics" in step for step in found["verdict"]["next_steps"])
+
+
+@pytest.mark.parametrize("scheme", ["fedipw", "participation-only"])
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_level_too_small_to_show_is_not_named_where_it_leaves_no_model(
+    files: Files, scheme: str, rounds: bool
+) -> None:
+    tiny = pl.int_range(pl.len()) < 4
+    files.people = files.people.with_columns(os=pl.when(tiny).then(pl.lit("zq-os")).otherwise("os"))
+    files.leave_out(pl.col("os") == "zq-os")
+    found, _ = files.put().audit("--scheme", scheme, rounds=rounds)  # looks for zq- everywhere
+    assert found["overlap"]["smallest_prob"] is None
+    assert found["overlap"]["empty_small"] == 1
+
+
+def test_strict_ends_in_code_four_and_leaves_nothing(files: Files) -> None:
+    found, _ = files.put().audit()
+    least = found["overlap"]["smallest_prob"]
+    assert files.run("--strict", least * 0.5)[0] == 0
+    for name in ("page.html", "audit.json"):
+        (files.where / name).unlink()
+    refused(files, ("enrollment probability", f"{least:.3g}"), 4, "--strict", least * 1.01)
+    refused(files, ("participation probability",), 4, "--strict", 0.9, source="targets")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [pl.col("os") == "web", (pl.col("os") == "web") & (pl.col("age") < 9), pl.col("age") < 0],
+)
+def test_strict_refuses_parts_that_cannot_enroll(files: Files, where: pl.Expr) -> None:
+    files.leave_out(where)
+    refused(files.put(), ("smallest enrollment probability of the population is 0,",), 4,
+            "--strict", 1e-6)  # fmt: skip
+
+
+def test_targets_nobody_can_meet_end_in_code_three(files: Files) -> None:
+    files.put()
+    (files.where / "targets.csv").write_text("name,value\nage,50\n")
+    refused(files, ("age = 50",), 3, source="targets")
+
+
+# What is refused: a code, a message that names what is wrong, and every file as it was.
+
+
+def refused(
+    files: Files, words: tuple[str, ...], code: int, *options: object, **given: Any
+) -> None:
+    before = files.bytes()
+    got, printed, err = files.run("--json", files.where / "audit.json", *options, **given)
+    assert (got, printed) == (code, ""), err
+    assert "Traceback" not in err
+    for text in words:
+        assert text in err, err
+    assert files.bytes() == before
+
+
+Spoil = Callable[[Files], object]
+
+
+def _people(**named: pl.Expr) -> Spoil:
+    return lambda f: setattr(f, "people", f.people.with_columns(**named))
+
+
+def _loss(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Spoil:
+    return lambda f: setattr(f, "loss", change(f.loss))
+
+
+def _round(index: int, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Spoil:
+    return lambda f: f.rounds.__setitem__(index - 1, change(f.rounds[index - 1]))
+
+
+def _first(column: str, value: Any) -> pl.Expr:
+    return pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(value)).otherwise(pl.col(column))
+
+
+def nothing(_: Files) -> None:
+    pass
+
+
+METRIC = ("--metrics", "{}/loss.parquet")
+REFUSED: dict[str, tuple[Spoil, tuple[str, ...], tuple[str, ...]]] = {
+    "no covariates": (
+        lambda f: setattr(f, "people", f.people.drop("os", "age")), (), ("no covariate",),
+    ),
+    "NaN": (_people(age=_first("age", math.nan)), (), ("people.parquet", "'age'")),
+    "missing": (_people(os=_first("os", None)), (), ("people.parquet", "'os'")),
+    "twice": (_people(unit_id=_first("unit_id", "zq-1-qz")), (), ("people.parquet", "unique")),
+    "all enrolled": (_people(enrolled=pl.lit(value=True)), (), ("all 300 clients are enrolled",)),
+    "nobody enrolled": (_people(enrolled=pl.lit(value=False)), (), ("no client of 300",)),
+    "twice in a round": (
+        _round(3, lambda t: pl.concat([t, t.head(1)])), (), ("round-000003", "more than once"),
+    ),
+    "a stranger": (
+        _round(2, lambda t: t.with_columns(unit_id=_first("unit_id", "who"))), (),
+        ("round 2", "who"),
+    ),
+    "no replied": (
+        _round(1, lambda t: t.drop("replied")), (), ("round-000001", "no column replied"),
+    ),
+    "scheme": (nothing, ("--scheme", "fedpiw"), ("did you mean fedipw?",)),
+    "oracle": (nothing, ("--scheme", "oracle"), ("needs true probabilities",)),
+    "formula": (nothing, ("--enrollment", "age +"), ("empty term",)),
+    "min-cell": (nothing, ("--min-cell", "0"), ("--min-cell must be 1 or more, not 0",)),
+    "threshold 0": (nothing, ("--threshold", "0"), ("--threshold takes a probability",)),
+    "threshold 1": (nothing, ("--threshold", "1"), ("--threshold takes a probability",)),
+    "strict": (nothing, ("--strict", "1.5"), ("--strict takes a probability", "1.5")),
+    "size": (nothing, ("--population-size", "10"), ("--population-size goes with --targets",)),
+    "window": (nothing, ("--window", "0"), ("window",)),
+    "fit": (nothing, ("--participation-fit", "future"), ("future",)),
+    "no metrics": (nothing, ("--metrics", "{}/none.parquet"), ("none.parquet",)),
+    "metric of nobody": (_loss(lambda t: t.head(0)), METRIC, ("loss.parquet", "no rows")),
+    "metric without value": (_loss(lambda t: t.drop("value")), METRIC, ("no column 'value'",)),
+    "metric twice": (_loss(lambda t: pl.concat([t, t.head(1)])), METRIC, ("share unit_id",)),
+    "NaN metric": (
+        _loss(lambda t: t.with_columns(value=_first("value", math.nan))), METRIC, ("not finite",),
+    ),
+    "metric of no reply": (_loss(lambda t: t.slice(1)), METRIC, ("replies have no metric",)),
+    "metric by nothing": (nothing, (*METRIC, "--by", "size"), ("No column 'size' to group by",)),
+    "metric without error": (nothing, (*METRIC, "--scheme", "greg"), ("has no standard error",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_ends_in_code_two_and_a_message(files: Files, case: str) -> None:
+    spoil, options, words = REFUSED[case]
+    spoil(files)
+    refused(files.put(), words, 2, *(option.format(files.where) for option in options))
