@@ -55,6 +55,7 @@ def test_flags_are_a_metric(tmp_path: Path) -> None:
     [
         ({"value": [0.5, None, 1.0, 2.0]}, "1 rows have no 'value'"),
         ({"value": [0.5, float("nan"), float("inf"), 2.0]}, "2 values are not finite"),
+        ({"value": [0.5, -1e200, 1.0, 2.0]}, "1 values are beyond 1e"),
         ({"value": list("abcd")}, "'value' must hold numbers, not String"),
         ({"unit_id": [1, None, 1, 3]}, "1 rows have no 'unit_id'"),
         ({"round": [1, 1, None, 4]}, "1 rows have no 'round'"),
