@@ -230,7 +230,8 @@ class _Collected:
         self.client.append(rows[chosen])
         self.code.append(np.full(len(chosen), len(self.rounds)))
         self.value.append(values[rows[chosen]])
-        self.count.append(counts[rows[chosen]])
+        if COUNT in reported.columns:
+            self.count.append(counts[rows[chosen]])
         self.rounds.append(index)
         for k, flags in enumerate(taken):
             self.places[k].append(self.offsets[k] + np.cumsum(flags)[chosen] - 1)
@@ -261,7 +262,7 @@ class _Collected:
             assert log.frame is not None
             fit = models[log.step.name].fit
             beta = log.frame.matrix() @ np.append(fit.coefficients, fit.intercept)
-            rows = codes[np.concatenate(self.clients[k])]
+            rows = codes.astype(np.int32)[np.concatenate(self.clients[k])]
             self.clients[k] = []
             steps.append(
                 StepPhase.of(log.blocks, rows, beta, np.concatenate(self.places[k])[kept], n)
@@ -278,12 +279,12 @@ class _Collected:
             steps=tuple(steps),
             times=np.array(self.rounds),
         )
-        counts = np.concatenate(self.count)[kept]
+        counts = np.concatenate(self.count)[kept] if self.count else None
         size = people.size if isinstance(people, KnownPopulation) else people.population_size
         return LoggedSample(
             sample=made,
             values=np.concatenate(self.value)[kept],
-            counts=counts if metrics.has_counts else None,
+            counts=counts,
             rounds=np.array(self.rounds),
             members=np.flatnonzero(inside),
             regression=regression,

@@ -17,7 +17,7 @@ from fedipw.numerics.logistic import sigmoids
 from fedipw.propensity.fit import block_sums
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics.types import CodeArray, FloatArray, IntArray
 
 
 @final
@@ -37,7 +37,7 @@ class StepPhase:
     """
 
     rows: Blocks  # in a frame, labels say who passed
-    clients: IntArray  # (rows,) code of each row's client; n for those outside the sample
+    clients: CodeArray  # (rows,) code of each row's client; n for those outside the sample
     beta: FloatArray  # (q + 1,) in the frame, constant last
     inverse: FloatArray  # (q + 1, q + 1), of the information
     scores: FloatArray  # c, (n, q + 1)
@@ -47,7 +47,7 @@ class StepPhase:
 
     @classmethod
     def of(
-        cls, rows: Blocks, clients: IntArray, beta: FloatArray, replies: IntArray, n: int
+        cls, rows: Blocks, clients: CodeArray, beta: FloatArray, replies: IntArray, n: int
     ) -> StepPhase:
         """Return the phase of a fit, by two passes over its rows."""
         check_rows(rows.rows, clients=clients)

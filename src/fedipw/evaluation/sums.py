@@ -13,13 +13,13 @@ from fedipw.data.partitions import Block, Partitions
 from fedipw.propensity.fit import logistic_fit
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics.types import CodeArray, FloatArray
 
 T = TypeVar("T")
 _RANK_TOL = 1e-10  # of eigenvalues of an information, columns scaled to one
 
 
-def client_sums(client: IntArray, values: FloatArray, n: int) -> FloatArray:
+def client_sums(client: CodeArray, values: FloatArray, n: int) -> FloatArray:
     """Return the sums of values (m,) or (m, K) by client, (n,) or (n, K); codes of n count not."""
     if values.ndim == 1:
         return np.bincount(client, values, n + 1)[:n].astype(np.float64, copy=False)
