@@ -53,8 +53,9 @@ class Metrics:
         if not self.frame.schema[ROUND].is_integer():
             raise InputError(f"{self.where}: {ROUND!r} must hold whole numbers.")
         self._check_numbers()
-        twice = self.frame.filter(pl.struct(ID, ROUND).is_duplicated())
-        if twice.height:
+        doubled = [p for p in self._by_round.values() if p[ID].n_unique() != p.height]
+        if doubled:
+            twice = pl.concat([part.filter(pl.col(ID).is_duplicated()) for part in doubled])
             raise InputError(
                 f"{self.where}: {twice.height} rows share {ID} and {ROUND} with another, such as "
                 f"{some(str(v) for v in twice.select(ID, ROUND).rows()[:3])}. Keep one value per "
