@@ -21,9 +21,9 @@ from fedipw.numerics.checks import some
 from fedipw.propensity.logged import LoggedParticipation
 from fedipw.propensity.steplog import LogSettings, LogWindow
 from fedipw.propensity.steps import participation_steps
-from fedipw.weights.logrun import LogPlan, check_present
 from fedipw.weights.people import KnownPopulation, KnownTotals
 from fedipw.weights.registry import HAJEK
+from fedipw.weights.replay import LogPlan, check_present
 
 if TYPE_CHECKING:
     from fedipw.data.ledger import Ledger

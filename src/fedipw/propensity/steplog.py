@@ -124,7 +124,8 @@ class StepLog:
     def enough(self, first: int, last: int) -> bool:
         """Return whether both kinds of rows are many enough for a model."""
         rows, passed = self._totals(first, last)
-        needed = self.settings.per_coefficient * (len(self.step.design.terms) + 1)
+        sums = np.sum(self.sums[first:last], axis=0)
+        needed = self.settings.per_coefficient * self.step.coefficients(sums, rows)
         return min(passed, rows - passed) > needed
 
     def refit(self, first: int, last: int) -> LogisticFit:

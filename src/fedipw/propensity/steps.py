@@ -27,6 +27,8 @@ from fedipw.propensity.history import AVAILABILITY_COLUMNS, CLOCK_COLUMNS, REPLY
 from fedipw.propensity.stage import AVAILABILITY, PARTICIPATION, REPLY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedipw.numerics.types import BoolArray, FloatArray
     from fedipw.propensity.stage import StageModel
 
@@ -44,16 +46,36 @@ class Step:
         """Return which rows of a round could pass, (n,); all if None."""
         return None if self.among is None else frame[self.among].to_numpy()
 
+    def _level_columns(self) -> dict[str, list[int]]:
+        """Return the columns of single levels, by category."""
+        own: dict[str, list[int]] = {}
+        for j, term in enumerate(self.design.terms):
+            if term.level is not None:
+                own.setdefault(term.level[0], []).append(j)
+        return own
+
+    def coefficients(self, sums: FloatArray, count: int) -> int:
+        """Return how many coefficients some rows can be asked for, the intercept among them.
+
+        ``sums`` (q,) are of the columns over the ``count`` rows. Levels that have not occurred do
+        not count, so that a log tells the same whether later rounds are known or not.
+        """
+        own = self._level_columns()
+        total = 1 + len(self.design.terms) - sum(map(len, own.values()))
+        for column, places in own.items():
+            seen = int((sums[places] != 0.0).sum())
+            if len(places) == len(self.design.levels.get(column, ())) - 1:  # one is the reference
+                seen += int(sums[places].sum() != count) - 1
+            total += max(seen, 0)
+        return total
+
     def fresh(self, sums: FloatArray, count: int, columns: FloatArray) -> dict[str, BoolArray]:
         """Return which of some rows have a level that no fitted row had, by level.
 
         ``sums`` (q,) are of the columns over the ``count`` fitted rows, ``columns`` (q, m) of the
         rows asked about. A category's first level has no column: it is where the others' are 0.
         """
-        own: dict[str, list[int]] = {}
-        for j, term in enumerate(self.design.terms):
-            if term.level is not None:
-                own.setdefault(term.level[0], []).append(j)
+        own = self._level_columns()
         found = {
             self.design.names[j]: columns[j] != 0.0
             for places in own.values() for j in places if sums[j] == 0.0
@@ -89,28 +111,30 @@ def participation_steps(
     models: Mapping[str, StageModel] | None = None,
     *,
     in_one: bool = False,
+    opening: pl.DataFrame | None = None,
 ) -> tuple[Step, ...]:
     """Return the steps a ledger's columns tell apart, with their designs; ``in_one`` makes one.
 
-    Levels of categories are those of all rounds; who replied is not looked at. With fitted
-    ``models`` by name the designs are theirs.
+    Levels of categories are those of all rounds, and of ``opening``, a round that is about to
+    follow; who replied is not looked at. With fitted ``models`` by name the designs are theirs.
     """
-    taken = {*ledger.schema.names(), *OWN_COLUMNS}
+    schema = ledger.schema if opening is None else opening.schema
+    taken = {*schema.names(), *OWN_COLUMNS}
     both = [n for n in members.covariates if n in taken]
     if both:
         raise InputError(
             f"{some(map(repr, both))} stands in the table of clients and in the ledger, or has a "
             "meaning of its own there: rename or drop one, so that a formula means one of them."
         )
-    binding = (
-        None if models is not None else _Binding.of(ledger, members, formulas, everyone=in_one)
-    )
+    binding = None
+    if models is None:
+        binding = _Binding.of(ledger, members, formulas, everyone=in_one, opening=opening)
     steps = []
-    if AVAILABLE in ledger.schema and not in_one:
+    if AVAILABLE in schema and not in_one:
         design = _saved(models, AVAILABILITY) if binding is None else binding.availability()
         steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=None))
-    among: str | None = INVITED if INVITE_PROB in ledger.schema else AVAILABLE
-    if in_one or among not in ledger.schema:
+    among: str | None = INVITED if INVITE_PROB in schema else AVAILABLE
+    if in_one or among not in schema:
         among = None
     name = PARTICIPATION if among is None else REPLY
     design = _saved(models, name) if binding is None else binding.reply(among)
@@ -123,28 +147,46 @@ def _saved(models: Mapping[str, StageModel] | None, name: str) -> Design:
     return models[name].design
 
 
+def _all_rounds(ledger: Ledger, opening: pl.DataFrame | None) -> pl.LazyFrame:
+    """Return the closed rounds and the one about to follow; who replied is not among them."""
+    if opening is None:
+        return ledger.scan()
+    if not ledger.rounds:
+        return opening.lazy()
+    return pl.concat([ledger.scan().select(opening.columns), opening.lazy()])
+
+
 @dataclass(frozen=True, slots=True)
 class _Binding:
     """All rounds with what is known of their clients, to which designs are bound."""
 
     query: pl.LazyFrame
-    ledger: Ledger
+    where: Path
+    covariates: tuple[str, ...]  # of the rounds
     members: Members
     formulas: Formulas
 
     @classmethod
     def of(
-        cls, ledger: Ledger, members: Members, formulas: Formulas, *, everyone: bool
+        cls,
+        ledger: Ledger,
+        members: Members,
+        formulas: Formulas,
+        *,
+        everyone: bool,
+        opening: pl.DataFrame | None,
     ) -> _Binding:
         known = members.frame.lazy().select(ID, *members.covariates)
         ids = pl.col(ID).cast(members.frame.schema[ID], strict=False)  # strangers are found later
-        rounds = ledger.scan().with_columns(ids)
+        names = ledger.schema.names() if opening is None else opening.columns
+        covariates = tuple(n for n in names if n not in {ID, *OWN_COLUMNS})
+        rounds = _all_rounds(ledger, opening).with_columns(ids)
         query = rounds.join(known, on=ID, how="left")
         if everyone:  # those without a row have covariates too; their X are values that occur
-            occurs = rounds.select(pl.col(ledger.covariates).drop_nulls().first())
+            occurs = rounds.select(pl.col(covariates).drop_nulls().first())
             others = known.join(rounds.select(ID), on=ID, how="anti").join(occurs, how="cross")
             query = pl.concat([query, others], how="diagonal_relaxed")
-        return cls(query, ledger, members, formulas)
+        return cls(query, ledger.directory, covariates, members, formulas)
 
     def availability(self) -> Design:
         """Return the design of availability: nothing of the ledger but history is known then."""
@@ -154,14 +196,14 @@ class _Binding:
     def reply(self, among: str | None) -> Design:
         """Return the design of a reply, bound to the rows that could reply."""
         query = self.query if among is None else self.query.filter(pl.col(among))
-        known = (*self.members.covariates, *self.ledger.covariates)
+        known = (*self.members.covariates, *self.covariates)
         return self._design(query, self.formulas.reply, known, (*REPLY_COLUMNS, *CLOCK_COLUMNS))
 
     def _design(
         self, query: pl.LazyFrame, formula: str, known: Sequence[str], past: Sequence[str]
     ) -> Design:
         """Return a design in which ``.`` is what is known; history is named or asked for."""
-        own = {*self.members.covariates, *self.ledger.covariates}
+        own = {*self.members.covariates, *self.covariates}
         past = [name for name in past if name not in own]
         if self.formulas.history:
             formula = " + ".join([*([] if formula == "." and not known else [formula]), *past])
@@ -170,7 +212,7 @@ class _Binding:
                 "There is no covariate to explain participation with: ledger and table have none. "
                 "Use history (last_reply, reply_rate, ...), or add covariates."
             )
-        with reading(self.ledger.directory):
+        with reading(self.where):
             return bound_design(
                 formula,
                 query.with_columns(pl.lit(0.5).alias(name) for name in past),
@@ -178,6 +220,6 @@ class _Binding:
                 more=past,
                 missing=self.formulas.missing,
                 lump_below=self.formulas.lump_below,
-                where=str(self.ledger.directory),
+                where=str(self.where),
                 checked=False,
             )
