@@ -10,6 +10,7 @@ from fedipw.weights.functions import (
     horvitz_thompson_weights,
     trimmed,
 )
+from fedipw.weights.live import LiveLog
 from fedipw.weights.logged import Logged
 from fedipw.weights.logrun import LogPlan, LogRecord, logged_weights
 from fedipw.weights.means import WeightedMean, hajek_mean, horvitz_thompson_mean
@@ -43,6 +44,7 @@ __all__ = [
     "Known",
     "KnownPopulation",
     "KnownTotals",
+    "LiveLog",
     "LogPlan",
     "LogRecord",
     "Logged",
