@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedipw.cli import main
 from fedipw.numerics.types import BoolArray, FloatArray
+
+from .command import fedipw
 
 
 @dataclass
@@ -67,20 +65,6 @@ class Files:
 
     def listing(self) -> dict[Path, bytes]:
         return {p: p.read_bytes() for p in sorted(self.where.rglob("*")) if p.is_file()}
-
-
-def fedipw(*arguments: object) -> tuple[int, str, str]:
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["fedipw", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:
-        sys.argv = before
-    return code, out.getvalue(), err.getvalue()
 
 
 def drawn_files(where: Path) -> Files:

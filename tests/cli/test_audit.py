@@ -1,11 +1,8 @@
 """``fedipw audit`` as a user runs it: page and JSON, exit codes, messages, nothing left behind."""
 
-import io
 import json
 import math
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.cli import main
 from fedipw.report.audit import embedded_audit
+
+from .command import fedipw
 
 
 @dataclass
@@ -80,20 +78,6 @@ class Files:
 
 def not_finite(text: str) -> float:
     raise AssertionError(f"{text} in JSON")
-
-
-def fedipw(*arguments: object) -> tuple[int, str, str]:
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["fedipw", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:
-        sys.argv = before
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture

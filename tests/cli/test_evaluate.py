@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from .evaluate_files import Files, drawn_files, fedipw
+from .command import fedipw
+from .evaluate_files import Files, drawn_files
 
 COLUMNS = [
     "group", "estimator", "estimate", "se", "low", "high", "confidence", "effective_sample_size",

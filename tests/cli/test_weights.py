@@ -1,10 +1,7 @@
 """``fedipw weights`` as a user runs it: files, exit codes, messages, nothing left behind."""
 
-import io
 import json
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -14,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.cli import main
+from .command import fedipw
 
 COLUMNS = [
     "unit_id", "round", "enrollment_prob", "participation_prob", "inclusion_prob", "weight",
@@ -85,20 +82,6 @@ class Files:
 
     def listing(self) -> list[Path]:
         return sorted(self.where.rglob("*"))
-
-
-def fedipw(*arguments: object) -> tuple[int, str, str]:
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["fedipw", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:
-        sys.argv = before
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture
