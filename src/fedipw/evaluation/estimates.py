@@ -285,7 +285,12 @@ def _lines(
     """Return some of the estimates; what they need for each reply is gone with them."""
     made = [_attempt(sample, values, estimator, group) for group, estimator in pairs]
     tiny = (_ROUNDING * float(np.abs(values).max())) ** 2
-    errors = iter(_errors(sample, [linear for linear, _ in made if linear is not None], tiny))
+    right = [linear for linear, _ in made if linear is not None]
+    u = np.column_stack([linear.values for linear in right]) if right else np.empty((0, 0))
+    leverage = np.column_stack([linear.leverage for linear in right]) if right else u
+    made = [(linear and linear._replace(values=u[:0, 0]), reason) for linear, reason in made]
+    del right  # each has a number for every reply, as u has
+    errors = iter(_errors(sample, u, leverage, tiny))
     return [
         _line(sample, group, estimator.name, linear, next(errors) if linear else _NONE, reason,
               confidence)
@@ -302,11 +307,9 @@ class _Error(NamedTuple):
 _NONE = _Error(np.nan, np.nan, None)
 
 
-def _errors(sample: TwoPhase, made: Sequence[Linear], tiny: float) -> list[_Error]:
-    if not made:
+def _errors(sample: TwoPhase, u: FloatArray, leverage: FloatArray, tiny: float) -> list[_Error]:
+    if not u.size:
         return []
-    u = np.column_stack([linear.values for linear in made])
-    leverage = np.column_stack([linear.leverage for linear in made])
     found = sample.variance(u, leverage)
     wide = found.superpopulation
     return [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LAGS = 48  # rounds apart beyond which replies count as unrelated
 _RELATED = 0.02  # of a correlation, below which later lags are not looked at
-_AT_ONCE = 2**25  # cells of the arrays made for several totals together
+_AT_ONCE = 2**24  # cells of the arrays made for several totals together
 _ROUNDING = 1e-12  # of the first sum of (E23), below which what is left of it is 0
 
 
