@@ -11,13 +11,13 @@ import numpy as np
 import polars as pl
 
 from fedipw.audit.parts import HeatPart, RateLine, RatePart
+from fedipw.data.cells import CUTS, FEW
 from fedipw.data.ledger import OPENED_AT, Ledger
 from fedipw.data.terms import MISSING, number_text
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
 
-FEW_VALUES = 12  # distinct values of a number that make it a category
 MOST_LEVELS = 500  # of a column; with more it is not counted
 SHOWN_LEVELS = 20
 HEAT_COLUMNS = 3
@@ -25,7 +25,6 @@ SAMPLE_ROWS = 20_000
 LONGEST_DAY = 48  # rounds
 HOUR_CLOCK: Final = "hour"
 ROUND_CLOCK: Final = "round of the day"
-_FIFTHS = (0.2, 0.4, 0.6, 0.8)
 _Key = tuple[int, float, str]  # how levels are put in order
 Clock = Callable[[int, pl.DataFrame], int]
 
@@ -102,7 +101,7 @@ class Fifths:
     @classmethod
     def of(cls, sample: pl.Series) -> Fifths:
         """Return fifths by the quantiles of a sample, limits rounded to four digits."""
-        limits = np.quantile(sample.drop_nulls().to_numpy(), _FIFTHS)
+        limits = np.quantile(sample.drop_nulls().to_numpy(), CUTS)
         return cls(np.unique([float(f"{limit:.4g}") for limit in limits.tolist()]))
 
     def codes(self, values: pl.Series) -> IntArray:
@@ -118,7 +117,7 @@ def coder_of(sample: pl.Series) -> Coder | None:
     if kind.is_nested() or kind in {pl.Object, pl.Binary, pl.Unknown}:
         return None
     known = _plain(sample).drop_nulls()
-    if kind.is_numeric() and known.n_unique() > FEW_VALUES:
+    if kind.is_numeric() and known.n_unique() > FEW:
         return Fifths.of(known)
     return None if known.n_unique() > MOST_LEVELS else Levels()
 

@@ -12,7 +12,7 @@ import polars as pl
 from fedipw.data.terms import MISSING
 
 FEW = 12  # distinct values of a number that make it a category
-_CUTS = (0.2, 0.4, 0.6, 0.8)
+CUTS = (0.2, 0.4, 0.6, 0.8)  # between fifths
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Cells:
         if not kind.is_numeric() or sample.n_unique() <= FEW:
             return cls(sample.name, kind.is_float(), None)
         values = sample.cast(pl.Float64).fill_nan(None).drop_nulls()
-        edges = sorted({float(values.quantile(q) or 0.0) for q in _CUTS})
+        edges = sorted({float(values.quantile(q) or 0.0) for q in CUTS})
         return cls(sample.name, kind.is_float(), tuple(edges))
 
     @property

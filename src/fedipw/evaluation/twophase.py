@@ -83,11 +83,6 @@ class TwoPhase:
         columns = [client_sums(self.client, column / each, self.clients) for column in values.T]
         return np.column_stack(columns)
 
-    def sums(self, values: FloatArray) -> FloatArray:
-        """Return the weighted sums of values (m, K) over replies, (K,)."""
-        out: FloatArray = self.weights @ values
-        return out
-
     def variance(self, values: FloatArray, leverage: FloatArray | None = None) -> Variance:
         r"""Design-based variance of the weighted sums of values (m, K), (K,).
 
