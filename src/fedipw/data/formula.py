@@ -35,6 +35,7 @@ _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
 _FUNCTION = re.compile(r"([^\W\d]\w*)\s*\(")
 _LEVEL = re.compile(r"""\[\s*(?:`([^`]*)`|"([^"]*)"|'([^']*)'|([^\]]*?))\s*\]""")
 _POWER = re.compile(r"\*\*\s*([^-+:*\[\](),\s]*)")
+_NAMED = re.compile(r"`((?:[^`]|``)+)`|[^\W\d]\w*(?!\w|\s*\()")  # a name, not a function's
 _ADVICE = {
     "^": "powers are written a**2",
     "~": "a formula has no left side",
@@ -86,6 +87,19 @@ def formula_clauses(
     """
     reader = _Reader(formula, (*columns, *more), frozenset(others), len(columns))
     return tuple(reader.clauses())
+
+
+def formula_names(formula: str) -> tuple[str, ...]:
+    """Return what a formula names, in order, whether such columns are known or not.
+
+    >>> formula_names("battery*wifi + C(`local hour`) + os[not charging]**2 + .")
+    ('battery', 'wifi', 'local hour', 'os')
+    """
+    found: list[str] = []
+    text = _LEVEL.sub(" ", formula)
+    for match in _NAMED.finditer(text):
+        found.append(match[1].replace("``", "`") if match[1] is not None else match[0])
+    return tuple(dict.fromkeys(found))
 
 
 def near(name: str, names: Collection[str]) -> str:

@@ -24,7 +24,9 @@ from fedipw.numerics.checks import some
 VERSION: Final = 1
 ROUND, INVITED, REPLIED = "round", "invited", "replied"
 AVAILABLE, INVITE_PROB, OPENED_AT = "available", "invite_prob", "opened_at"
-OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, INVITE_PROB, OPENED_AT)
+FATE = "fate"  # what became of an invitation
+AFTERWARDS: Final = (REPLIED, FATE)  # known when a round closes
+OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, INVITE_PROB, OPENED_AT, FATE)
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)
 _FLAGS = (AVAILABLE, INVITED, REPLIED)
 _FILE = re.compile(r"^round-(\d{6,})\.parquet$")
@@ -37,7 +39,9 @@ class Ledger:
 
     Columns are ``round``, ``unit_id``, ``invited`` and ``replied``, optionally ``available`` and
     ``invite_prob`` (the server's own sampling probability given available), ``opened_at`` (one
-    date or time for the whole round), and pre-round covariates, null where not observed.
+    date or time for the whole round), ``fate`` (what became of an invitation, for people to read:
+    no formula may use it), and pre-round covariates, null where not observed. With ``since`` the
+    rounds before that one are left alone.
 
     Examples
     --------
@@ -50,6 +54,7 @@ class Ledger:
     """
 
     directory: Path
+    since: int = 1
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -57,13 +62,15 @@ class Ledger:
         if not self.directory.is_dir():
             return ()
         found = (_FILE.match(path.name) for path in self.directory.iterdir())
-        return tuple(sorted(int(match[1]) for match in found if match))
+        numbers = sorted(int(match[1]) for match in found if match)
+        return tuple(number for number in numbers if number >= self.since)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Numbers between 1 and the last closed round that have no file."""
+        """Numbers between the first and the last closed round that have no file."""
         present = set(self.rounds)
-        return tuple(r for r in range(1, max(present, default=0) + 1) if r not in present)
+        last = max(present, default=self.since - 1)
+        return tuple(r for r in range(self.since, last + 1) if r not in present)
 
     @cached_property
     def schema(self) -> pl.Schema:
@@ -74,8 +81,7 @@ class Ledger:
     @property
     def covariates(self) -> tuple[str, ...]:
         """Pre-round covariates."""
-        known = {*_REQUIRED, AVAILABLE, INVITE_PROB, OPENED_AT}
-        return tuple(name for name in self.schema.names() if name not in known)
+        return tuple(n for n in self.schema.names() if n not in {ID, *OWN_COLUMNS})
 
     def require_rounds(self) -> None:
         """Raise if there is no closed round, one is missing, or the format is another."""
@@ -121,7 +127,7 @@ class Ledger:
     def append(self, index: int, frame: pl.DataFrame) -> None:
         """Write a round that has closed; the next number only, and never over another."""
         present = self.rounds
-        if index != (present[-1] + 1 if present else 1):
+        if index != (present[-1] + 1 if present else self.since):
             last = present[-1] if present else "none"
             raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
         if ROUND not in frame.columns:

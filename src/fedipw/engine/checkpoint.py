@@ -17,24 +17,32 @@ _VERSION = 1
 _FILE = "checkpoint.npz"
 
 
-def save_checkpoint(directory: Path, state: Mapping[str, Any], fingerprint: str) -> None:
+def save_checkpoint(
+    directory: Path, state: Mapping[str, Any], fingerprint: str, *, name: str = _FILE
+) -> None:
     """Write a state to ``directory``, atomically: a kill leaves the former one or this one."""
     arrays: dict[str, Any] = {}
     plain = _without_arrays(state, "", arrays)
     header = {"version": _VERSION, "fingerprint": fingerprint, "state": plain}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{_FILE}.partial"
+    temporary = directory / f".{name}.partial"
     with temporary.open("wb") as file:
         np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(directory / _FILE)
+    temporary.replace(directory / name)
 
 
-def load_checkpoint(directory: Path, fingerprint: str) -> dict[str, Any] | None:
+def load_checkpoint(
+    directory: Path,
+    fingerprint: str,
+    *,
+    name: str = _FILE,
+    remedy: str = "Remove it and run without --resume.",
+) -> dict[str, Any] | None:
     """Return the saved state, none if there is none; an error if it belongs to other settings."""
-    path = directory / _FILE
+    path = directory / name
     if not path.exists():
         return None
     try:
@@ -42,9 +50,7 @@ def load_checkpoint(directory: Path, fingerprint: str) -> dict[str, Any] | None:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(arrays["header"].tobytes())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(
-            f"{path} is damaged ({error}). Remove it and run without --resume."
-        ) from error
+        raise InputError(f"{path} is damaged ({error}). {remedy}") from error
     if header["version"] != _VERSION:
         raise InputError(f"{path} has version {header['version']}, this program reads {_VERSION}.")
     if header["fingerprint"] != fingerprint:

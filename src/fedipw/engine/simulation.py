@@ -11,6 +11,7 @@ import numpy as np
 from fedipw.engine.history import History
 from fedipw.engine.local import LocalWork, RoundWork, client_updates, weighted_update
 from fedipw.engine.memory import UpdateMemory
+from fedipw.engine.server import PlainStep, ServerStep, State
 from fedipw.errors import DivergedError, InputError
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.theory.limit import LimitWeights
@@ -48,6 +49,8 @@ class Training:
     r"""How the model is trained.
 
     .. math:: \theta_{r+1} = \theta_r + \gamma \sum_{i \in S_r} w_{ir} \Delta_{ir} \qquad (O3)
+
+    With an ``optimizer`` the server steps by its rule instead, such as :class:`Adam` (O10).
     """
 
     work: LocalWork = field(default_factory=LocalWork)
@@ -55,9 +58,12 @@ class Training:
     l2: float = 0.05
     steps: IntArray | None = None  # (N,) local steps K_i of each client, where they differ
     start: FloatArray | None = None  # (d + 1,), zero by default
+    optimizer: ServerStep | None = None  # in place of the plain step
 
     def __post_init__(self) -> None:
         check_positive(self.server_step, "server_step")
+        if self.optimizer is not None and self.server_step != 1.0:
+            raise InputError("The optimizer has a step size of its own: leave server_step out.")
         if not self.l2 >= 0.0:
             raise InputError(f"l2 must be 0 or more, not {self.l2!r}.")
         if self.steps is not None and (self.steps < 1).any():
@@ -112,6 +118,8 @@ class Simulation:
         self._memories = {
             name: UpdateMemory(omega, len(zero)) for name, omega in (memories or {}).items()
         }
+        self._server: ServerStep = training.optimizer or PlainStep(training.server_step)
+        self._moments: dict[str, State] = {name: {} for name in self.methods}
         self._limits_from = limits_from
         self._limits = self._new_limits()
 
@@ -180,7 +188,9 @@ class Simulation:
         else:
             updates = client_updates(clients, work, l2, task)
             total = memory.total(who, updates, weights.weights)
-        following: FloatArray = theta + self.training.server_step * total
+        following, self._moments[name] = self._server.step(
+            theta, total, self._moments[name], self.rounds + 1
+        )
         if not np.isfinite(following).all():
             raise DivergedError(name, self.rounds + 1, float(weights.weights.max()))
         return following
@@ -220,6 +230,7 @@ class Simulation:
             "weighers": {str(k): w.state() for k, w in enumerate(self._weighers)},
             "limits": {name: limit.state() for name, limit in self._limits.items()},
             "memories": {name: memory.state() for name, memory in self._memories.items()},
+            "moments": {name: dict(state) for name, state in self._moments.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -234,6 +245,7 @@ class Simulation:
             limit.restore(state["limits"][name])
         for name, memory in self._memories.items():
             memory.restore(state["memories"][name])
+        self._moments = {name: dict(state["moments"][name]) for name in self.methods}
 
 
 @dataclass(frozen=True, slots=True)

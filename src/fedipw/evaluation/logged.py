@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fedipw.data.ledger import INVITE_PROB, INVITED, OPENED_AT, REPLIED
+from fedipw.data.ledger import AFTERWARDS, INVITE_PROB, INVITED, OPENED_AT, REPLIED
 from fedipw.data.population import ID
 from fedipw.errors import InputError
 from fedipw.evaluation.estimates import GregMean
@@ -182,7 +182,7 @@ class _Collected:
             )
         check_present(members, rows, present, where)
         replied = table[REPLIED].to_numpy()
-        learner.open(table.drop(REPLIED), rows)
+        learner.open(table.drop(AFTERWARDS, strict=False), rows)
         taken = learner.close(replied)
         self._replies(rows, replied, taken, table, metrics, index, people)
         for k, flags in enumerate(taken):
@@ -251,7 +251,7 @@ class _Collected:
             raise InputError(
                 f"{metrics.where}: no evaluated round has a reply that can be weighed."
             )
-        models = learner.pooled()
+        models = learner.pooled(certain=True)
         phase, inside, regression = _enrollment(people, method)
         n = int(inside.sum())
         codes = np.full(self.size, n)
@@ -259,6 +259,8 @@ class _Collected:
         kept = inside[client]
         steps = []
         for k, log in enumerate(learner.logs):
+            if log.step.name not in models:
+                continue  # everybody passed
             assert log.frame is not None
             fit = models[log.step.name].fit
             beta = log.frame.matrix() @ np.append(fit.coefficients, fit.intercept)
@@ -267,7 +269,7 @@ class _Collected:
             steps.append(
                 StepPhase.of(log.blocks, rows, beta, np.concatenate(self.places[k])[kept], n)
             )
-        prob = np.prod([step.reply_prob for step in steps], axis=0)
+        prob = np.prod([np.ones(int(kept.sum())), *(step.reply_prob for step in steps)], axis=0)
         if learner.logs[-1].step.among == INVITED and self.invite:
             prob = prob * np.concatenate(self.invite)[kept]
         made = TwoPhase(

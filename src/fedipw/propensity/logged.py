@@ -123,7 +123,8 @@ class LoggedParticipation:
         for log in self.logs:
             part = self._step_prob(log, frame, who, replied)
             prob, known = prob * part.prob, known & part.known
-            source = part.source if part.source is not Source.MODEL else source
+            if part.source is not Source.MODEL and not (part.prob[part.known] == 1.0).all():
+                source = part.source  # a step that everybody passed tells nothing
         if self.logs[-1].step.among == INVITED:
             prob = prob * who[INVITE_PROB].cast(pl.Float64).to_numpy()
         return prob, known, source
@@ -157,12 +158,17 @@ class LoggedParticipation:
         self._open, self._coded = None, {}
         return taken
 
-    def pooled(self) -> dict[str, StageModel]:
-        """Return the steps fitted on all closed rounds."""
-        for log in self.logs:
+    def pooled(self, *, certain: bool = False) -> dict[str, StageModel]:
+        """Return the steps fitted on all closed rounds.
+
+        With ``certain`` a step that everybody passed, of probability 1, is left out; otherwise it
+        is an error.
+        """
+        logs = [log for log in self.logs if not (certain and log.rate(0, self.rounds) == 1.0)]
+        for log in logs:
             if log.fit is None or log.fitted_on < self.rounds:
                 log.refit(0, self.rounds)
-        return {log.step.name: log.model() for log in self.logs}
+        return {log.step.name: log.model() for log in logs}
 
     def _opened(self) -> tuple[pl.DataFrame, IntArray]:
         if self._open is None:

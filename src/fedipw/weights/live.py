@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import polars as pl
 
-from fedipw.data.ledger import OPENED_AT, REPLIED, ROUND, Ledger, check_round
+from fedipw.data.ledger import AFTERWARDS, FATE, OPENED_AT, REPLIED, ROUND, Ledger, check_round
 from fedipw.data.population import ID
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
@@ -97,7 +98,7 @@ class LiveLog:
         if self._open is not None:
             raise InputError(f"Round {self.rounds + 1} is open: close it first.")
         index = self.rounds + 1
-        frame = table.drop(REPLIED, ROUND, strict=False)
+        frame = table.drop(ROUND, *AFTERWARDS, strict=False)
         frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
         where = f"{self.ledger.directory} round {index}"
         check_round(frame.with_columns(pl.lit(False).alias(REPLIED)), index, where)
@@ -120,11 +121,17 @@ class LiveLog:
         self._found = replay.weights(replied)
         return self._found
 
-    def close(self, replied: BoolArray) -> None:
-        """Write the round to the ledger, then learn from it."""
+    def close(self, replied: BoolArray, fate: Sequence[str | None] | None = None) -> None:
+        """Write the round to the ledger, then learn from it.
+
+        ``fate`` (n,) tells what became of each invitation, in words; in all rounds or in none.
+        """
         frame, replay = self._opened()
         check_rows(frame.height, replied=replied)
-        self.ledger.append(self.rounds + 1, frame.with_columns(pl.Series(REPLIED, replied)))
+        closed = frame.with_columns(pl.Series(REPLIED, replied))
+        if fate is not None:
+            closed = closed.with_columns(pl.Series(FATE, fate, dtype=pl.String))
+        self.ledger.append(self.rounds + 1, closed)
         replay.close(replied, self._found)
         self._open, self._found = None, None
 
@@ -135,7 +142,7 @@ class LiveLog:
 
     def _in_order(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
         """Return a round's columns in the order of the ledger's, or raise if they differ."""
-        names = [name for name in self.ledger.schema.names() if name != REPLIED]
+        names = [name for name in self.ledger.schema.names() if name not in AFTERWARDS]
         if set(names) != set(frame.columns):
             apart = sorted(set(names) ^ set(frame.columns))
             raise InputError(f"{where}: its columns are not those of earlier rounds: {apart}.")
@@ -175,5 +182,5 @@ class LiveLog:
         for index in self.ledger.rounds:
             table = self.ledger.read(index)
             where = f"{self.ledger.directory} round {index}"
-            opened = self._opening(table.drop(REPLIED), index, where)
+            opened = self._opening(table.drop(AFTERWARDS, strict=False), index, where)
             self._replay.round(opened, table[REPLIED].to_numpy())

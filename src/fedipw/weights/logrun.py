@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedipw.data.ledger import OPENED_AT, REPLIED, Ledger
+from fedipw.data.ledger import AFTERWARDS, OPENED_AT, REPLIED, Ledger
 from fedipw.data.population import ID
 from fedipw.propensity.logged import LoggedParticipation
 from fedipw.propensity.steplog import LogWindow
@@ -121,6 +121,6 @@ def _rounds(
         check_present(members, rows, members.present(index, moment), where)
         if watch is not None:
             watch.read(index, table, rows)
-        opening = RoundOpening(index=index, table=table.drop(REPLIED), rows=rows)
+        opening = RoundOpening(index=index, table=table.drop(AFTERWARDS, strict=False), rows=rows)
         replied = table[REPLIED].to_numpy()
         yield (opening, replied) if everyone is None else everyone.filled(opening, replied)

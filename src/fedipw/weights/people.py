@@ -52,6 +52,7 @@ class KnownPopulation:
     model: StageModel | None = None
     _last: StageModel | None = field(default=None, init=False)
     _rows: Partitions | None = field(default=None, init=False)  # behind the last fit
+    _present: BoolArray | None = field(default=None, init=False)  # who was enrolled in it
 
     @classmethod
     def of(
@@ -151,10 +152,13 @@ class KnownPopulation:
         return _Relabelled.of(self.coded.partitions, present[self.columns[1]])
 
     def _fitted(self, present: BoolArray) -> StageModel:
-        start, self._rows = None, self.rows_at(present)
+        start = None
         if self._last is not None:
+            if self._present is not None and np.array_equal(present, self._present):
+                return self._last
             start = np.append(self._last.fit.coefficients, self._last.fit.intercept)
-        self._last = self.coded.model(start, self._rows)
+        self._rows = self.rows_at(present)
+        self._last, self._present = self.coded.model(start, self._rows), present.copy()
         return self._last
 
     def _with_balance(self, facts: Facts, enrolled: BoolArray, method: Method) -> Facts:

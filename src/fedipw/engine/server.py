@@ -1,0 +1,146 @@
+"""The server's step: what is made of a round's weighted sum of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_positive
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
+
+State = Mapping[str, "FloatArray"]  # empty before the first step
+
+
+class ServerStep(Protocol):
+    """How the model moves, given the weighted sum of updates; state is passed and returned."""
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model (d,) and state, for the sum (d,) of round ``index``."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    r"""The sum times a step size, :math:`\theta + \gamma \sum_S w \Delta` (O3)."""
+
+    size: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.size, "size")
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model, (d,)."""
+        del index
+        return theta + self.size * total, state
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Momentum:
+    r"""Server momentum.
+
+    .. math:: m \leftarrow \beta m + \sum_S w \Delta, \quad \theta \leftarrow \theta + \gamma m
+       \qquad (O9)
+    """
+
+    size: float = 1.0
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_positive(self.size, "size")
+        _check_decay(self.beta, "beta")
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model (d,) and momentum."""
+        del index
+        m = self.beta * state["m"] + total if state else total.copy()
+        return theta + self.size * m, {"m": m}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam:
+    r"""FedAdam (Reddi et al. 2021) with g the weighted sum, of which it keeps the size.
+
+    .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) g, \quad
+       v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \quad
+       \theta \leftarrow \theta + \gamma
+       \frac{\sqrt{1 - \beta_2^{r+1}}}{1 - \beta_1^{r+1}} \frac{m}{\sqrt v + \tau} \qquad (O10)
+
+    in round r, as Flower has it.
+    """
+
+    size: float = 0.1
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_adaptive(self.size, self.beta_1, self.beta_2, self.tau)
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model (d,) and moments."""
+        zero = np.zeros_like(total)
+        m = self.beta_1 * state.get("m", zero) + (1.0 - self.beta_1) * total
+        v = self.beta_2 * state.get("v", zero) + (1.0 - self.beta_2) * total**2
+        correction = np.sqrt(1.0 - self.beta_2 ** (index + 1.0))
+        correction /= 1.0 - self.beta_1 ** (index + 1.0)
+        return theta + self.size * correction * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yogi:
+    r"""FedYogi (Reddi et al. 2021): v moves by signs, so that it forgets slowly.
+
+    .. math:: v \leftarrow v - (1 - \beta_2)\, g^2\, \mathrm{sign}(v - g^2), \quad
+       \theta \leftarrow \theta + \gamma \frac{m}{\sqrt v + \tau} \qquad (O11)
+
+    with m as in (O10).
+    """
+
+    size: float = 0.01
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_adaptive(self.size, self.beta_1, self.beta_2, self.tau)
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model (d,) and moments."""
+        del index
+        zero, square = np.zeros_like(total), total**2
+        m = self.beta_1 * state.get("m", zero) + (1.0 - self.beta_1) * total
+        v = state.get("v", zero)
+        v = v - (1.0 - self.beta_2) * square * np.sign(v - square)
+        return theta + self.size * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+
+
+def _check_decay(value: float, name: str) -> None:
+    if not 0.0 <= value < 1.0:
+        raise InputError(f"{name} must lie in [0, 1), not {value!r}.")
+
+
+def _check_adaptive(size: float, beta_1: float, beta_2: float, tau: float) -> None:
+    check_positive(size, "size")
+    check_positive(tau, "tau")
+    _check_decay(beta_1, "beta_1")
+    _check_decay(beta_2, "beta_2")

@@ -1,0 +1,1 @@
+"""Engines that train on more than one machine, led by the weights of this package."""

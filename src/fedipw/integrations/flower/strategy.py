@@ -1,0 +1,471 @@
+"""FedIPW on Flower: a strategy that wraps another and leads it by weights."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from logging import getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedipw.data.ledger import Ledger
+from fedipw.errors import DivergedError, InputError
+from fedipw.integrations.flower.evaluations import (
+    metric_interval,
+    metric_tables,
+    read_metrics,
+    write_metrics,
+)
+from fedipw.integrations.flower.fates import Settled, settled
+from fedipw.integrations.flower.handing import summed_replies, weighted_replies
+from fedipw.integrations.flower.inner import InnerState, weight_key
+from fedipw.integrations.flower.journal import EVALUATED, SERVER, TRAINED, Journal
+from fedipw.integrations.flower.privacy import GaussianNoise, NoisySums
+from fedipw.integrations.flower.roster import Roster, VisibleGrid
+from fedipw.integrations.flower.rounds import RoundBook
+from fedipw.integrations.flower.screen import Screen, SentModel, screened, screened_metrics
+from fedipw.integrations.flower.setup import Study
+from fedipw.numerics.checks import check_positive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedipw.integrations.flower.screen import Screened
+    from fedipw.weights.rounds import RoundWeights
+
+_LOG = getLogger("flwr.fedipw")
+PREFIX = "fedipw-"  # of the metrics this strategy adds
+
+
+@final
+class FedIPW(Strategy):
+    r"""Any Flower strategy, its replies weighted by inverse selection probabilities.
+
+    In every round clients are asked who they are and how they do; the wrapped strategy samples
+    among those that answer and says what they are sent. Replies are screened, each gets its weight
+    (1/N included) from the method, and the wrapped strategy steps by
+
+    .. math:: \theta + \sum_{i \in S} w_i \Delta_i \qquad (O8)
+
+    in place of its plain mean. The round is in the ledger, and the model beside it, before it
+    counts as done: a server that was killed goes on after the last closed round when it is started
+    again with the same settings.
+
+    Parameters
+    ----------
+    strategy
+        The strategy to wrap: FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedProx, or another
+        that averages replies by ``weighted_by_key``.
+    ledger
+        Directory for the rounds; the models go to ``checkpoint`` in it, evaluations to
+        ``evaluation``.
+    population, enrolled, targets, population_size
+        A table of the whole population; or one of the enrolled clients with population totals,
+        and the population's size where a method needs it.
+    enrollment, participation, availability, history
+        Formulas of the stages, as of ``fedipw weights``. What ``participation`` names and the table
+        does not have is asked of the clients before every round.
+    covariates
+        What to ask for, where the formula does not name it all.
+    scheme
+        A method: ``fedipw`` for a population table, ``calibrated-quadratic`` for totals.
+    trim
+        Cut weights at this multiple of a round's mean.
+    screen
+        What replies must be like, and the norm updates are clipped to.
+    noise
+        Gaussian noise on the weighted sum; needs ``Screen(clip=...)``.
+    refit_every
+        Rounds between fits of participation.
+    ask_timeout
+        Seconds to wait for clients to say how they do.
+    seed
+        Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
+    clock
+        What ``opened_at`` of a round is read from.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> strategy = FedIPW(  # doctest: +SKIP
+    ...     FedAdam(eta=0.01),
+    ...     population="devices.parquet",
+    ...     enrollment="age + C(os) + region",
+    ...     participation="battery + wifi + hour",
+    ...     ledger="ledger",
+    ... )
+    >>> strategy.start(grid, initial_arrays, num_rounds=100)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        ledger: str | Path,
+        population: str | Path | None = None,
+        enrolled: str | Path | None = None,
+        targets: str | Path | None = None,
+        population_size: float | None = None,
+        enrollment: str = ".",
+        participation: str = ".",
+        availability: str = ".",
+        history: bool = False,
+        covariates: Sequence[str] | None = None,
+        scheme: str | None = None,
+        trim: float | None = None,
+        screen: Screen | None = None,
+        noise: GaussianNoise | None = None,
+        refit_every: int = 10,
+        ask_timeout: float = 60.0,
+        seed: int = 0,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.strategy, self.key = strategy, weight_key(strategy)
+        self.screen = Screen() if screen is None else screen
+        self.study = Study.of(
+            population=population, enrolled=enrolled, targets=targets,
+            population_size=population_size, enrollment=enrollment, participation=participation,
+            availability=availability, history=history, covariates=covariates, scheme=scheme,
+            trim=trim, refit_every=refit_every,
+        )  # fmt: skip
+        if noise is not None and self.screen.clip is None:
+            raise InputError("Noise needs a bounded influence: pass screen=Screen(clip=...).")
+        self.noise = None if noise is None else NoisySums(noise, self.study.people.members.size)
+        self._directory, self._seed, self._clock = Path(ledger), seed, clock
+        people, plan = self.study.people, self.study.plan
+        self.book = RoundBook(people, Ledger(self._directory), plan)
+        self.evaluation = RoundBook(people, Ledger(self._directory / "evaluation"), plan)
+        self.roster = Roster(
+            people.members, self.study.asked(Ledger(self._directory)),
+            check_positive(ask_timeout, "ask_timeout"),
+        )  # fmt: skip
+        self.journal = Journal(self._directory / "checkpoint", self.study.settings)
+        self._metrics = self._directory / "evaluation" / "metrics"
+        self._inner = InnerState(strategy)
+        self._sent: SentModel | None = None
+        self._ttl: float | None = None
+
+    # ----- the run ------------------------------------------------------------------------------
+
+    def summary(self) -> None:
+        """Log the settings, the bound on a client's influence among them."""
+        for line in self.study.lines():
+            _LOG.info("\t├──> FedIPW: %s", line)
+        _LOG.info("\t├──> FedIPW: replies with updates beyond norm %g are left out",
+                  self.screen.max_norm)  # fmt: skip
+        _LOG.info("\t├──> FedIPW: %s", self.study.influence(self.screen.clip))
+        if self.noise is not None:
+            _LOG.info("\t├──> FedIPW: %s; epsilon spent so far %.4g", self.noise.settings,
+                      self.noise.epsilon)  # fmt: skip
+        self.strategy.summary()
+
+    def start(  # noqa: PLR0917
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train until ``num_rounds`` rounds are done, those of an earlier start among them.
+
+        Parameters are those of :meth:`flwr.serverapp.strategy.Strategy.start`. A message lives no
+        longer than ``timeout``, so that a client that is late is free for the next round.
+        ``initial_arrays`` are used if no round is done yet.
+        """
+        began, self._ttl = time.monotonic(), timeout
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        arrays, result = self._resumed(initial_arrays)
+        _LOG.info("Starting FedIPW(%s): rounds %d to %d", type(self.strategy).__name__,
+                  self.book.rounds + 1, num_rounds)  # fmt: skip
+        self.summary()
+        result.arrays = arrays
+        for index in range(self.book.rounds, num_rounds + 1):
+            if index > self.book.rounds:
+                _LOG.info("")
+                _LOG.info("[ROUND %d/%d]", index, num_rounds)
+                sent = self.configure_train(index, arrays, train_config, grid)
+                replies = grid.send_and_receive(messages=sent, timeout=timeout)
+                made, metrics = self.aggregate_train(index, replies)
+                arrays = arrays if made is None else made
+                _put(result.train_metrics_clientapp, index, metrics)
+            result.arrays = arrays
+            if index > 0:
+                self._evaluated(index, arrays, evaluate_config, grid, result)
+            if evaluate_fn is not None and self.journal.read(SERVER, index) is None:
+                found = evaluate_fn(index, arrays)
+                self.journal.write(SERVER, index, found)
+                _put(result.evaluate_metrics_serverapp, index, found)
+        _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
+        return result
+
+    def _evaluated(
+        self, index: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, result: Result
+    ) -> None:
+        """Let clients evaluate a round's model, unless they did before."""
+        if self._evaluation_done(index):
+            return
+        sent = list(self.configure_evaluate(index, arrays, config, grid))
+        if not sent:
+            self.journal.write(EVALUATED, index, None, evaluation=0, whole=True)
+            return
+        replies = grid.send_and_receive(messages=sent, timeout=self._ttl)
+        _put(result.evaluate_metrics_clientapp, index, self.aggregate_evaluate(index, replies))
+
+    def _evaluation_done(self, index: int) -> bool:
+        found = self.journal.read(EVALUATED, index)
+        return found is not None and found["evaluation"] <= self.evaluation.rounds
+
+    def _resumed(self, initial: ArrayRecord) -> tuple[ArrayRecord, Result]:
+        """Return the model after the last closed round, and all metrics so far."""
+        result, done = Result(), self.book.rounds
+        if not done:
+            return initial, result
+        arrays, state = self.journal.load_model(done)
+        if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in initial.items()}:
+            raise InputError(
+                f"The model of round {done} in {self.journal.directory} has other arrays than "
+                "initial_arrays: train it on, or begin with an empty ledger."
+            )
+        self._inner.restore(state["inner"])
+        if self.noise is not None:
+            self.noise.restore(state["noise"])
+        for kind, metrics in (
+            (TRAINED, result.train_metrics_clientapp),
+            (EVALUATED, result.evaluate_metrics_clientapp),
+            (SERVER, result.evaluate_metrics_serverapp),
+        ):
+            for index in range(done + 1):
+                found = self.journal.read(kind, index)
+                if found is None or (kind == EVALUATED and not self._evaluation_done(index)):
+                    continue
+                if not found.get("whole", True):
+                    found["metrics"] = self._with_intervals(
+                        index, found["evaluation"], found["metrics"]
+                    )
+                _put(metrics, index, found["metrics"])
+        _LOG.info("FedIPW: %d rounds are done; going on from %s", done, self.journal.directory)
+        return arrays, result
+
+    # ----- training -----------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients how they do, let the wrapped strategy invite some, and open the round."""
+        if server_round != self.book.rounds + 1:
+            raise InputError(
+                f"The ledger {self._directory} has {self.book.rounds} closed rounds, so the next "
+                f"is {self.book.rounds + 1}, not {server_round}. FedIPW.start goes on where a run "
+                "ended; another loop needs an empty ledger."
+            )
+        if self.noise is not None:
+            self.noise.check_budget(server_round)
+        self._sent = SentModel.of(arrays, self.screen)
+        present, opened_at = self._opened(server_round)
+        visible = VisibleGrid(grid, self.roster)
+        visible.get_node_ids()
+        with self._sampling(server_round, "train"):
+            messages = list(self.strategy.configure_train(server_round, arrays, config, visible))
+        attendance = self.roster.attendance()
+        if not messages and attendance.nodes:
+            raise InputError(
+                f"The wrapped strategy invited none of {len(attendance.nodes)} available clients "
+                f"in round {server_round}: set its fraction_train above 0."
+            )
+        self._limit_life(messages)
+        self.book.open(attendance, messages, present, opened_at)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Weigh the replies, let the wrapped strategy step, and close the round."""
+        if self._sent is None:
+            raise InputError(f"Round {server_round} was not opened: call configure_train first.")
+        sent, fates = self._sent, settled(self.book.invited, replies)
+        screening = screened(fates, sent, self.screen)
+        found, weights = self.book.weights(fates)
+        arrays, metrics = None, MetricRecord()
+        if found is not None and found.weights.any():
+            arrays, own = self._stepped(server_round, fates, weights, sent)
+            metrics = MetricRecord() if own is None else own
+        self._add(metrics, fates, found, screening)
+        self._log_round(server_round, fates, found)
+        model = sent.record if arrays is None else arrays
+        self.journal.save_model(server_round, model, self._state())
+        self.journal.write(TRAINED, server_round, metrics)
+        self.book.close(fates)
+        self.journal.forget_models(server_round)
+        self._sent = None
+        return arrays, metrics
+
+    def _stepped(
+        self, index: int, fates: Settled, weights: Mapping[int, float], sent: SentModel
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return what the wrapped strategy makes of the weighted replies."""
+        replies = {place: (fates.replies[place], weight) for place, weight in weights.items()}
+        largest, noise = max(map(abs, weights.values())), None
+        if self.noise is not None:
+            assert self.screen.clip is not None
+            noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+        handed = summed_replies(replies, self.key, sent, noise)
+        arrays, metrics = self.strategy.aggregate_train(index, handed)
+        if arrays is not None:
+            if not all(np.isfinite(array.numpy()).all() for array in arrays.values()):
+                raise DivergedError(self.study.plan.method.name, index, largest)
+            if self.noise is not None:
+                self.noise.spend()
+        return arrays, metrics
+
+    def _state(self) -> dict[str, Any]:
+        noise = None if self.noise is None else self.noise.state()
+        return {"inner": self._inner.packed(), "noise": noise}
+
+    # ----- evaluation ---------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy invite clients to evaluate, if it does, and open that round."""
+        present, opened_at = self._opened(server_round)
+        visible = VisibleGrid(grid, self.roster)
+        with self._sampling(server_round, "evaluate"):
+            sent = list(self.strategy.configure_evaluate(server_round, arrays, config, visible))
+        if sent:
+            self._limit_life(sent)
+            self.evaluation.open(self.roster.attendance(), sent, present, opened_at)
+        return sent
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return metrics weighted for the target population, plain ones, and intervals."""
+        if not self.evaluation.invited:
+            return None
+        index, book = self.evaluation.rounds + 1, self.evaluation
+        fates = settled(book.invited, replies)
+        screened_metrics(fates)
+        found, weights = book.weights(fates)
+        tables = metric_tables(fates.replies, book.ids, index, self.key)
+        metrics = MetricRecord()
+        if found is not None and found.weights.any():
+            replied = {place: (fates.replies[place], weight) for place, weight in weights.items()}
+            own = self.strategy.aggregate_evaluate(
+                server_round, weighted_replies(replied, self.key)
+            )
+            metrics = MetricRecord() if own is None else own
+        self._add(metrics, fates, found, None)
+        self._log_round(server_round, fates, found, work="evaluation")
+        write_metrics(self._metrics, tables, index)
+        self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=False)
+        book.close(fates)
+        return self._with_intervals(server_round, index, metrics)
+
+    def _with_intervals(self, server_round: int, index: int, metrics: MetricRecord) -> MetricRecord:
+        """Add plain means and intervals of an evaluation that is in its ledger."""
+        for name, table in read_metrics(self._metrics, index).items():
+            metrics[f"{name}-plain"] = float(table["value"].mean())  # type: ignore[arg-type]
+            line = metric_interval(self.study.people, self._metrics.parent, table, self.study.plan)
+            if line.reason:
+                _LOG.info("FedIPW: no interval of %s: %s", name, line.reason)
+                continue
+            metrics[f"{name}-target"], metrics[f"{name}-target-se"] = line.estimate, line.se
+            metrics[f"{name}-target-low"], metrics[f"{name}-target-high"] = line.low, line.high
+        self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=True)
+        return metrics
+
+    # ----- what both share ----------------------------------------------------------------------
+
+    def _opened(self, index: int) -> tuple[Any, datetime]:
+        """Return who is enrolled in a round, and when it opens; nobody has been asked before."""
+        moment = self._clock()
+        members = self.study.people.members
+        present = members.present(index, moment)
+        if self.roster.index != index:
+            self.roster.open(index, present)
+        return present, moment
+
+    @contextmanager
+    def _sampling(self, index: int, work: str) -> Iterator[None]:
+        """Make the wrapped strategy's sampling a function of seed and round."""
+        state = random.getstate()
+        random.seed(f"{self._seed}/{work}/{index}")
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+    def _limit_life(self, messages: Sequence[Message]) -> None:
+        if self._ttl is not None:
+            for message in messages:
+                message.metadata.ttl = self._ttl
+
+    def _add(
+        self,
+        metrics: MetricRecord,
+        fates: Settled,
+        found: RoundWeights | None,
+        screening: Screened | None,
+    ) -> None:
+        """Add a round's facts and diagnostics to its metrics."""
+        facts: dict[str, float | int] = {
+            "available": len(self.roster.attendance().nodes),
+            "invited": len(fates.fates),
+            **fates.counts(),
+            "strays": fates.strays,
+        }
+        weights = None if found is None else found.weights
+        facts["weighed"] = 0 if weights is None else len(weights)
+        if found is not None and weights is not None:
+            replies = found.replies
+            facts["weight-sum"] = found.total
+            facts["weight-largest"] = float(np.abs(weights).max())
+            facts["weights-negative"] = found.negative
+            facts["weights-trimmed"] = 0 if found.trimming is None else found.trimming.changed
+            facts["effective-replies"] = found.effective_replies
+            facts["participation-smallest"] = float(replies.participation_prob.min())
+            if not np.isnan(replies.inclusion_prob).any():
+                facts["inclusion-smallest"] = float(replies.inclusion_prob.min())
+        if screening is not None:
+            facts["update-norm-largest"] = screening.largest_norm
+            if self.screen.clip is not None:
+                facts["clipped"] = screening.clipped
+                facts["influence"] = self.screen.clip * float(facts.get("weight-largest", 0.0))
+            if self.noise is not None:
+                facts["epsilon"] = self.noise.epsilon
+        for name, value in facts.items():
+            metrics[f"{PREFIX}{name}"] = value
+
+    def _log_round(
+        self, index: int, fates: Settled, found: RoundWeights | None, *, work: str = "training"
+    ) -> None:
+        told = ", ".join(f"{n} {fate}" for fate, n in fates.counts().items() if n)
+        _LOG.info("FedIPW: %s of round %d, %d invited: %s", work, index, len(fates.fates),
+                  told or "nobody")  # fmt: skip
+        for place, reason in fates.reasons.items():
+            _LOG.warning("FedIPW: the reply in place %d is left out: %s", place, reason)
+        if found is None:
+            _LOG.warning("FedIPW: nothing to weigh in round %d: it is recorded and skipped", index)
+            return
+        _LOG.info(
+            "FedIPW: weights sum to %.4g and count as %.4g replies; participation from %s%s",
+            found.total, found.effective_replies, found.replies.source.value,
+            f"; {found.note}" if found.note else "",
+        )  # fmt: skip
+
+
+def _put(metrics: dict[int, MetricRecord], index: int, found: MetricRecord | None) -> None:
+    if found is not None:
+        metrics[index] = found
