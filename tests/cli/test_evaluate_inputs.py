@@ -113,7 +113,6 @@ REFUSED: dict[str, tuple[Spoil, tuple[object, ...], tuple[str, ...]]] = {
     "unknown scheme": (none, ("--scheme", "fedpiw"), ("did you mean fedipw?",)),
     "no counts": (_told(lambda t: t.drop("n")), ("--samples",), ("needs a column 'n'",)),
     "joins late": (_late, (), ("round 1", "not enrolled then", "same enrollment")),
-    "all reply": (_replied(True), (), ("'participation' cannot be fitted", "passed it")),
     "size": (none, ("--population-size", "9"), ("--population-size goes with --targets",)),
     "day": (none, ("--missing", "guess"), ("guess",)),
 }  # fmt: skip

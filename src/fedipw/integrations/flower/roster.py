@@ -71,7 +71,9 @@ class Roster:
         self.members, self.timeout = members, timeout
         self.kinds: dict[str, pl.DataType | None] = dict(asked)
         self.index = 0
+        self._rows = {str(unit): row for row, unit in enumerate(members.frame[ID].to_list())}
         self._row_of: dict[int, int] = {}  # by node
+        self._node_of: dict[int, int] = {}  # by row
         self._strangers: set[int] = set()
         self._asked_at: dict[int, float] = {}
         self._answers: dict[int, dict[str, Any]] = {}
@@ -101,9 +103,8 @@ class Roster:
         ]
         if due:
             self._ask(grid, due, now)
-        gone = set(self._row_of) - set(online)
-        for node in gone:
-            del self._row_of[node]
+        for node in set(self._row_of) - set(online):
+            del self._node_of[self._row_of.pop(node)]
         self._online = sorted(
             (
                 node
@@ -163,34 +164,24 @@ class Roster:
             _LOG.warning("FedIPW: node %d answered without a %s: left out", node, ID)
             self._strangers.add(node)
             return
-        row = self._known(node, unit)
+        row = self._rows.get(str(unit))
         if row is None:
+            _LOG.warning("FedIPW: node %d says it is %r, who is not enrolled: left out", node, unit)
+            self._strangers.add(node)
             return
-        other = next((n for n, r in self._row_of.items() if r == row and n != node), None)
-        if other is not None and (not self.kinds or other in self._answers):
+        other = self._node_of.get(row, node)
+        if other != node and (not self.kinds or other in self._answers):
             _LOG.warning(
                 "FedIPW: nodes %d and %d both say they are %r: %d is left out", other, node, unit,
                 node,
             )  # fmt: skip
             return
-        if other is not None:
-            del self._row_of[other]  # the client came back as another node
+        self._row_of.pop(other, None)  # the client may have come back as another node
+        self._row_of[node], self._node_of[row] = row, node
         try:
-            values = self._values(record)
+            self._answers[node] = self._values(record)
         except InputError as error:
             _LOG.warning("FedIPW: client %r: %s It is not available in this round.", unit, error)
-            self._row_of[node] = row
-            return
-        self._row_of[node] = row
-        self._answers[node] = values
-
-    def _known(self, node: int, unit: int | str) -> int | None:
-        try:
-            return int(self.members.rows_of(pl.Series([unit]), f"node {node}")[0])
-        except InputError:
-            _LOG.warning("FedIPW: node %d says it is %r, who is not enrolled: left out", node, unit)
-            self._strangers.add(node)
-            return None
 
     def _values(self, record: ConfigRecord) -> dict[str, Any]:
         """Return the values asked for, or say what is wrong with them."""

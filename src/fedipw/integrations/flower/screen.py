@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedipw.errors import InputError
-from fedipw.integrations.flower.arrays import array_view
+from fedipw.integrations.flower.arrays import Layout
 from fedipw.numerics.checks import check_positive
 from fedipw.numerics.distance import squared_distance
+from fedipw.numerics.threads import over_ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedipw.integrations.flower.fates import Settled
+
+
+_Names = tuple[Any, ...]
 
 
 class _RefusedError(Exception):
@@ -34,7 +38,8 @@ class Screen:
     and the update :math:`\Delta_i` is no longer than ``max_norm``. With ``clip`` = C a longer
     update is shortened, before it is weighted:
 
-    .. math:: \Delta_i \leftarrow \Delta_i \min(1, C / \lVert \Delta_i \rVert), \qquad (O6)
+    .. math:: \Delta_i \leftarrow c_i \Delta_i, \quad
+       c_i = \min(1, C / \lVert \Delta_i \rVert), \qquad (O6)
 
     so that no client moves the aggregate by more than :math:`C \max_i |w_i|`. Who is left out here
     did not take part, as far as the weights are concerned: a limit that clients exceed because of
@@ -64,11 +69,13 @@ class SentModel:
 
     record: ArrayRecord
     arrays: Mapping[str, NDArray[Any]]
+    layouts: Mapping[str, Layout]
 
     @classmethod
     def of(cls, record: ArrayRecord, screen: Screen) -> SentModel:
         """Return a model; clipping needs floating-point arrays."""
-        arrays = {key: array_view(array) for key, array in record.items()}
+        layouts = {key: Layout.of(array) for key, array in record.items()}
+        arrays = {key: layouts[key].view(array) for key, array in record.items()}
         if not arrays:
             raise InputError("The model has no arrays: give initial_arrays.")
         for key, array in arrays.items():
@@ -77,88 +84,123 @@ class SentModel:
                     f"Clipping needs floating-point arrays; {key!r} is {array.dtype}. Leave it out "
                     "of what clients send, or train without clip."
                 )
-        return cls(record, arrays)
+        return cls(record, arrays, layouts)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(array.size for array in self.arrays.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """What screening did beside refusing."""
+    """What screening found of the replies that count."""
 
-    clipped: int = 0
-    largest_norm: float = 0.0  # of the updates that count, before clipping
+    factors: Mapping[int, float]  # c_i by place (O6), 1 where nothing is clipped
+    largest_norm: float = 0.0  # before clipping
+
+    @property
+    def clipped(self) -> int:
+        """Number of updates that were too long."""
+        return sum(factor < 1.0 for factor in self.factors.values())
 
 
 def screened(settled: Settled, sent: SentModel, screen: Screen) -> Screened:
-    """Refuse the replies that do not fit, shorten those that are too long."""
-    names = _usual_names(settled, with_arrays=True)
-    clipped, largest = 0, 0.0
-    for place, message in list(settled.replies.items()):
-        try:
-            _check_names(message.content, names, with_arrays=True)
-            _check_metrics(message.content)
-            record = next(iter(message.content.array_records.values()))
-            norm = math.sqrt(_squared_norm(record, sent))
-            if not math.isfinite(norm):
-                raise _RefusedError("NaN or infinite values")
-            if norm > screen.max_norm:
-                raise _RefusedError(f"update of norm {norm:.3g}")
-        except _RefusedError as reason:
-            settled.refuse(place, str(reason))
+    """Refuse the replies that do not fit, and find which updates are too long."""
+    parts = {place: _Parts.of(message.content) for place, message in settled.replies.items()}
+    places, usual = list(parts), _usual(part.names for part in parts.values())
+    found: list[float | _RefusedError] = [math.nan] * len(places)
+
+    def norms(first: int, last: int) -> None:
+        for k in range(first, last):
+            try:
+                found[k] = parts[places[k]].norm(usual, sent, screen)
+            except _RefusedError as reason:
+                found[k] = reason
+
+    over_ranges(len(places), norms, work=float(sent.size * len(places)))
+    factors, largest = {}, 0.0
+    for place, norm in zip(places, found, strict=True):
+        if isinstance(norm, _RefusedError):
+            settled.refuse(place, str(norm))
             continue
         largest = max(largest, norm)
-        if screen.clip is not None and norm > screen.clip:
-            clipped += 1
-            _shorten(record, sent, screen.clip / norm)
-    return Screened(clipped, largest)
+        long = screen.clip is not None and norm > screen.clip
+        factors[place] = screen.clip / norm if long and screen.clip is not None else 1.0
+    return Screened(factors, largest)
 
 
 def screened_metrics(settled: Settled) -> None:
     """Refuse replies to an evaluation whose metrics do not fit."""
-    names = _usual_names(settled, with_arrays=False)
-    for place, message in list(settled.replies.items()):
+    parts = {
+        place: replace(_Parts.of(message.content), arrays={})
+        for place, message in settled.replies.items()
+    }
+    usual = _usual(part.names for part in parts.values())
+    for place, part in parts.items():
         try:
-            _check_names(message.content, names, with_arrays=False)
-            _check_metrics(message.content)
+            part.check_metrics(usual)
         except _RefusedError as reason:
             settled.refuse(place, str(reason))
 
 
-_Names = tuple[Any, ...]
-
-
-def _names(content: RecordDict, *, with_arrays: bool) -> _Names:
-    metrics = tuple(
-        (name, tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in record.items())))
-        for name, record in sorted(content.metric_records.items())
-    )
-    return metrics, tuple(sorted(content.array_records)) if with_arrays else ()
-
-
-def _usual_names(settled: Settled, *, with_arrays: bool) -> _Names | None:
-    """Return the names of records and metrics that most replies have; the first of equals."""
-    found = Counter(_names(m.content, with_arrays=with_arrays) for m in settled.replies.values())
-    return found.most_common(1)[0][0] if found else None
-
-
-def _check_names(content: RecordDict, usual: _Names | None, *, with_arrays: bool) -> None:
-    if with_arrays and len(content.array_records) != 1:
-        raise _RefusedError(f"{len(content.array_records)} array records, not one")
-    if len(content.metric_records) != 1:
-        raise _RefusedError(f"{len(content.metric_records)} metric records, not one")
-    if _names(content, with_arrays=with_arrays) != usual:
-        raise _RefusedError("records or metrics other than those of most replies")
-
-
-def _check_metrics(content: RecordDict) -> None:
-    for name, value in metrics_of(content).items():
-        values = value if isinstance(value, list) else [value]
-        if not all(map(math.isfinite, values)):
-            raise _RefusedError(f"metric {name!r} is not finite")
-
-
 def metrics_of(content: RecordDict) -> MetricRecord:
     """Return the one metric record of a reply."""
-    return next(iter(content.metric_records.values()))
+    return next(record for record in content.values() if isinstance(record, MetricRecord))
+
+
+def _usual(names: Iterable[_Names]) -> _Names | None:
+    """Return the names of records and metrics that most replies have; the first of equals."""
+    found = Counter(names).most_common(1)
+    return found[0][0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The records of a reply by name; Flower's own properties copy them at every call."""
+
+    arrays: Mapping[str, ArrayRecord]
+    metrics: Mapping[str, MetricRecord]
+
+    @classmethod
+    def of(cls, content: RecordDict) -> _Parts:
+        records = dict(content.items())
+        return cls(
+            {k: v for k, v in records.items() if isinstance(v, ArrayRecord)},
+            {k: v for k, v in records.items() if isinstance(v, MetricRecord)},
+        )
+
+    @property
+    def names(self) -> _Names:
+        metrics = tuple(
+            (name, tuple(sorted((k, len(v) if isinstance(v, list) else -1)
+                                for k, v in record.items())))
+            for name, record in sorted(self.metrics.items())
+        )  # fmt: skip
+        return metrics, tuple(sorted(self.arrays))
+
+    def check_metrics(self, usual: _Names | None) -> None:
+        """Refuse metrics that are not finite, or other than most replies have."""
+        if len(self.metrics) != 1:
+            raise _RefusedError(f"{len(self.metrics)} metric records, not one")
+        if self.names != usual:
+            raise _RefusedError("records or metrics other than those of most replies")
+        for name, value in next(iter(self.metrics.values())).items():
+            values = value if isinstance(value, list) else [value]
+            if not all(map(math.isfinite, values)):
+                raise _RefusedError(f"metric {name!r} is not finite")
+
+    def norm(self, usual: _Names | None, sent: SentModel, screen: Screen) -> float:
+        """Return the norm of the update, or say why the reply does not count."""
+        if len(self.arrays) != 1:
+            raise _RefusedError(f"{len(self.arrays)} array records, not one")
+        self.check_metrics(usual)
+        norm = math.sqrt(_squared_norm(next(iter(self.arrays.values())), sent))
+        if not math.isfinite(norm):
+            raise _RefusedError("NaN or infinite values")
+        if norm > screen.max_norm:
+            raise _RefusedError(f"update of norm {norm:.3g}")
+        return norm
 
 
 def _squared_norm(record: ArrayRecord, sent: SentModel) -> float:
@@ -168,7 +210,7 @@ def _squared_norm(record: ArrayRecord, sent: SentModel) -> float:
     total = 0.0
     for key, model in sent.arrays.items():
         try:
-            array = array_view(record[key])
+            array = sent.layouts[key].view(record[key])
         except ValueError as error:
             raise _RefusedError(f"{key!r} cannot be read") from error
         if array.shape != model.shape:
@@ -180,12 +222,3 @@ def _squared_norm(record: ArrayRecord, sent: SentModel) -> float:
         elif array.dtype != model.dtype:
             raise _RefusedError(f"{key!r} is {array.dtype}, not {model.dtype}")
     return total
-
-
-def _shorten(record: ArrayRecord, sent: SentModel, factor: float) -> None:
-    """Replace a reply by the model sent plus a part of its update (O6)."""
-    for key, model in sent.arrays.items():
-        update = record[key].numpy() - model
-        update *= factor
-        update += model
-        record[key] = Array(np.asarray(update))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging import getLogger
@@ -25,7 +25,7 @@ from fedipw.integrations.flower.evaluations import (
     write_metrics,
 )
 from fedipw.integrations.flower.fates import Settled, settled
-from fedipw.integrations.flower.handing import summed_replies, weighted_replies
+from fedipw.integrations.flower.handing import WeightedReply, summed_replies, weighted_replies
 from fedipw.integrations.flower.inner import InnerState, weight_key
 from fedipw.integrations.flower.journal import EVALUATED, SERVER, TRAINED, Journal
 from fedipw.integrations.flower.privacy import GaussianNoise, NoisySums
@@ -299,7 +299,14 @@ class FedIPW(Strategy):
         found, weights = self.book.weights(fates)
         arrays, metrics = None, MetricRecord()
         if found is not None and found.weights.any():
-            arrays, own = self._stepped(server_round, fates, weights, sent)
+            arrays, own = self._stepped(
+                server_round,
+                [
+                    WeightedReply(fates.replies[place], weight, screening.factors[place])
+                    for place, weight in weights.items()
+                ],
+                sent,
+            )
             metrics = MetricRecord() if own is None else own
         self._add(metrics, fates, found, screening)
         self._log_round(server_round, fates, found)
@@ -312,11 +319,10 @@ class FedIPW(Strategy):
         return arrays, metrics
 
     def _stepped(
-        self, index: int, fates: Settled, weights: Mapping[int, float], sent: SentModel
+        self, index: int, replies: Sequence[WeightedReply], sent: SentModel
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return what the wrapped strategy makes of the weighted replies."""
-        replies = {place: (fates.replies[place], weight) for place, weight in weights.items()}
-        largest, noise = max(map(abs, weights.values())), None
+        largest, noise = max(abs(reply.weight) for reply in replies), None
         if self.noise is not None:
             assert self.screen.clip is not None
             noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
@@ -361,7 +367,7 @@ class FedIPW(Strategy):
         tables = metric_tables(fates.replies, book.ids, index, self.key)
         metrics = MetricRecord()
         if found is not None and found.weights.any():
-            replied = {place: (fates.replies[place], weight) for place, weight in weights.items()}
+            replied = [WeightedReply(fates.replies[place], w) for place, w in weights.items()]
             own = self.strategy.aggregate_evaluate(
                 server_round, weighted_replies(replied, self.key)
             )
