@@ -1,42 +1,44 @@
 """The testbed as a federation: clients of a drawn scenario behind a ClientApp."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from inprocess import InProcessGrid
 
-from fedipw.engine import LocalWork, RoundWork, client_updates
-from fedipw.experiments.scenario import Scenario
 from fedipw.data.testbed import Testbed
+from fedipw.engine import Federation, LocalWork, RoundWork, Simulation, Training, client_updates
+from fedipw.engine.server import ServerStep
+from fedipw.experiments.scenario import Scenario
 from fedipw.integrations.flower import declined, describes
 
 L2 = 0.05
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """A drawn scenario: who is enrolled, and what each client does in every round."""
 
     seed: int = 0
     size: int = 300
     rounds: int = 12
+    methods: tuple[str, ...] = ("fedipw", "fedipw-hajek")
+    calls: list[tuple[str, int, int]] = field(default_factory=list)  # work, round, row
 
     @property
     def scenario(self) -> Scenario:
         return Scenario(
             seed=self.seed, rounds=self.rounds, population=Testbed(size=self.size),
-            methods=("fedipw", "fedipw-hajek"),
+            methods=self.methods,
         )  # fmt: skip
 
     @cached_property
-    def federation(self) -> Any:
+    def federation(self) -> Federation:
         return self.scenario.simulation(limits=False).federation
 
     @cached_property
@@ -45,65 +47,87 @@ class World:
         return [process.advance() for _ in range(self.rounds)]
 
     @property
-    def inside(self) -> np.ndarray[Any, Any]:
-        """Rows of the enrolled clients; node k is the k-th of them."""
+    def inside(self) -> Any:
+        """Rows of the enrolled clients; node 1000 + k is the k-th of them."""
         return np.flatnonzero(self.federation.population.enrolled)
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(self.federation.participation.columns)
 
+    @property
+    def start(self) -> ArrayRecord:
+        return model(np.zeros(self.federation.clients.n_parameters))
+
     def put(self, where: Path) -> Path:
-        """Write the population table."""
-        self.federation.population.frame.write_parquet(where / "people.parquet")
+        """Write the population table, the enrolled table and the totals."""
+        frame = self.federation.population.frame
+        frame.write_parquet(where / "people.parquet")
+        frame.filter("enrolled").drop("enrolled").write_parquet(where / "enrolled.parquet")
+        lines = [f"{name},{frame[name].mean()!r}" for name in ("z1", "z2", "z3")]
+        (where / "targets.csv").write_text("\n".join(["name,value", *lines]) + "\n")
         return where / "people.parquet"
 
+    def trained(self, optimizer: ServerStep | None = None) -> Any:
+        """Return the history of the in-process engine on the same draws."""
+        plain = self.scenario.simulation(limits=False)
+        run = Simulation(
+            plain.federation, plain._weighers, Training(l2=L2, optimizer=optimizer),
+            np.random.default_rng(0),
+        )  # fmt: skip
+        run.advance(self.rounds)
+        return run.history()
+
     def app(self) -> ClientApp:
-        """Return what every node runs; node k+1 has row k of the enrolled."""
-        app = ClientApp()
-        clients, inside = self.federation.clients, self.inside
-        ids = self.federation.population.frame["unit_id"].to_list()
+        """Return what every node runs; a client declines when the draw has it not replying."""
+        app, frame = ClientApp(), self.federation.population.frame
+        clients, inside, ids = self.federation.clients, self.inside, frame["unit_id"].to_list()
+        z2 = frame["z2"].to_list()
 
         @describes(app)
-        def about(context: Context, server_round: int) -> dict[str, float | str | int | bool]:
+        def about(context: Context, server_round: int) -> dict[str, float | int | bool | str]:
             row = int(inside[int(context.node_config["row"])])
             x = self.draws[server_round - 1].covariates[row]
             return {"unit_id": ids[row], **dict(zip(self.columns, map(float, x), strict=True))}
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            row = int(inside[int(context.node_config["row"])])
-            index = int(message.content["config"]["server-round"])
+            row, index = int(inside[int(context.node_config["row"])]), round_of(message)
+            self.calls.append(("train", index, row))
             if not self.draws[index - 1].replied[row]:
                 return declined(message, "busy")
-            theta = message.content["arrays"]["theta"].numpy()
+            theta = message.content.array_records["arrays"]["theta"].numpy()
             work = RoundWork(clients=np.array([row]), theta=theta, key=0)
             update = client_updates(clients, LocalWork(), L2, work)[0]
-            return reply(message, theta + update, {"num-examples": 20, "loss": float(row)})
+            return reply(message, theta + update, {"num-examples": 20, "z2": z2[row]})
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
-            row = int(inside[int(context.node_config["row"])])
-            content = RecordDict({"metrics": MetricRecord({"num-examples": 20, "age": ages[row]})})
-            return Message(content, reply_to=message)
+            row, index = int(inside[int(context.node_config["row"])]), round_of(message)
+            self.calls.append(("evaluate", index, row))
+            if self.draws[index - 1].covariates[row, 0] < -1.0:
+                return declined(message, "low battery")
+            metrics = MetricRecord({"num-examples": 20, "z2": z2[row]})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-        ages = self.federation.population.frame["z2"].to_list()
         return app
 
     def grid(self) -> InProcessGrid:
-        return InProcessGrid(
-            self.app(), {1000 + k: {"row": k} for k in range(len(self.inside))}
-        )
+        return InProcessGrid(self.app(), {1000 + k: {"row": k} for k in range(len(self.inside))})
 
-    @property
-    def start(self) -> ArrayRecord:
-        return model(np.zeros(self.federation.clients.n_parameters))
+
+def round_of(message: Message) -> int:
+    return int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
 
 
 def model(theta: Any) -> ArrayRecord:
     return ArrayRecord({"theta": Array(np.asarray(theta))})
 
 
-def reply(message: Message, theta: Any, metrics: dict[str, float]) -> Message:
+def reply(message: Message, theta: Any, metrics: dict[str, Any]) -> Message:
     content = RecordDict({"arrays": model(theta), "metrics": MetricRecord(metrics)})
     return Message(content, reply_to=message)
+
+
+def theta_of(arrays: ArrayRecord) -> FloatArray:
+    return np.asarray(arrays["theta"].numpy(), dtype=np.float64)
