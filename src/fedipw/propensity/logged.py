@@ -119,12 +119,11 @@ class LoggedParticipation:
         who = frame.filter(pl.Series(replied))
         if not who.height:
             raise InputError(f"Nobody replied in round {self.rounds + 1}: skip it and record it.")
-        prob, known, source = np.ones(who.height), np.ones(who.height, dtype=np.bool_), Source.MODEL
-        for log in self.logs:
-            part = self._step_prob(log, frame, who, replied)
+        prob, known = np.ones(who.height), np.ones(who.height, dtype=np.bool_)
+        parts = [self._step_prob(log, frame, who, replied) for log in self.logs]
+        for part in parts:
             prob, known = prob * part.prob, known & part.known
-            if part.source is not Source.MODEL and not (part.prob[part.known] == 1.0).all():
-                source = part.source  # a step that everybody passed tells nothing
+        source = _source(parts)
         if self.logs[-1].step.among == INVITED:
             prob = prob * who[INVITE_PROB].cast(pl.Float64).to_numpy()
         return prob, known, source
@@ -310,6 +309,13 @@ class LoggedParticipation:
         among = log.step.rows(frame)
         passed = replied if log.step.label == REPLIED else frame[log.step.label].to_numpy()
         return float(passed.mean() if among is None else passed[among].mean())
+
+
+def _source(parts: Sequence[StepProb]) -> Source:
+    """Return where probabilities are from; a step that everybody passed tells nothing."""
+    told = [part for part in parts if not (part.prob[part.known] == 1.0).all()] or parts[-1:]
+    rates = [part.source for part in told if part.source is not Source.MODEL]
+    return rates[-1] if rates else Source.MODEL
 
 
 def _refitted(

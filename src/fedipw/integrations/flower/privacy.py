@@ -28,12 +28,25 @@ class GaussianNoise:
 
     .. math:: \sum_{i \in S} w_i \Delta_i + N(0, (z\, C \max_{i \in S} |w_i|)^2 I), \qquad (O7)
 
-    with updates clipped to norm C (O6). What is protected are updates: two runs are neighbours if
-    they differ in that one client's updates are zero in one of them. Covariates, enrollment, who
-    was invited and who replied, and so the weights, are taken as public and the same in both; so
-    are which replies were screened out, and metrics, which get no noise. Given these, each round
-    is one Gaussian mechanism of multiplier z, and nothing is gained from sampling, since who takes
-    part is neither random nor secret.
+    with updates clipped to norm C (O6) before they are weighted. What is protected are updates: two
+    runs are neighbours if they differ in that one client's updates are zero in one of them. Its
+    influence on a sum is then at most :math:`C \max |w_i|`, each round is one Gaussian mechanism of
+    multiplier z, and R of them cost what one of multiplier :math:`z / \sqrt R` does. Nothing is
+    gained from sampling, since who takes part is neither random nor secret. This holds if
+
+    - the server is trusted: it sees every update, and noise is its own;
+    - covariates, enrollment, who was invited, who replied and when, and so the weights and the
+      largest of them, are public and the same in both runs: they must not depend on a client's
+      training data;
+    - so is which replies the screen refused: a client whose update is beyond ``max_norm`` or not
+      finite shows just that, in the weights of all others and in the ledger;
+    - metrics that clients report, in training and evaluation, are public: they get no noise;
+    - the wrapped strategy reads updates through their weighted mean alone, as Flower's own do;
+    - only models of closed rounds are released: a round that a crash cut off is trained anew with
+      fresh noise, and the sum it had before does not count;
+    - numbers count as real numbers: noise is NumPy's (PCG64), rounded to the model's type, and not
+      safe against attacks on low-order digits. Noise far below the resolution of large parameters
+      in float32 is lost.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from fedipw.integrations.flower.evaluations import (
     read_metrics,
     write_metrics,
 )
-from fedipw.integrations.flower.fates import Settled, settled
+from fedipw.integrations.flower.fates import settled
 from fedipw.integrations.flower.handing import WeightedReply, summed_replies, weighted_replies
 from fedipw.integrations.flower.inner import InnerState, weight_key
 from fedipw.integrations.flower.journal import EVALUATED, SERVER, TRAINED, Journal
@@ -33,16 +33,14 @@ from fedipw.integrations.flower.roster import Roster, VisibleGrid
 from fedipw.integrations.flower.rounds import RoundBook
 from fedipw.integrations.flower.screen import Screen, SentModel, screened, screened_metrics
 from fedipw.integrations.flower.setup import Study
+from fedipw.integrations.flower.telling import add_facts, log_round, round_facts, update_facts
 from fedipw.numerics.checks import check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedipw.integrations.flower.screen import Screened
-    from fedipw.weights.rounds import RoundWeights
 
 _LOG = getLogger("flwr.fedipw")
-PREFIX = "fedipw-"  # of the metrics this strategy adds
 
 
 @final
@@ -239,6 +237,12 @@ class FedIPW(Strategy):
                 "initial_arrays: train it on, or begin with an empty ledger."
             )
         self._inner.restore(state["inner"])
+        if (self.noise is None) != (state["noise"] is None):
+            before = "without noise" if state["noise"] is None else "with noise"
+            raise InputError(
+                f"The rounds in {self._directory} were trained {before}: what was promised of them "
+                "would not hold for the rest. Go on as before, or begin with an empty ledger."
+            )
         if self.noise is not None:
             self.noise.restore(state["noise"])
         for kind, metrics in (
@@ -308,8 +312,15 @@ class FedIPW(Strategy):
                 sent,
             )
             metrics = MetricRecord() if own is None else own
-        self._add(metrics, fates, found, screening)
-        self._log_round(server_round, fates, found)
+        private = self.noise is not None
+        facts = {
+            **self._seen(), **round_facts(fates, found),
+            **update_facts(found, screening, self.screen, private=private),
+        }  # fmt: skip
+        if self.noise is not None:
+            facts["epsilon"] = self.noise.epsilon
+        add_facts(metrics, facts)
+        log_round("training", server_round, fates, found)
         model = sent.record if arrays is None else arrays
         self.journal.save_model(server_round, model, self._state())
         self.journal.write(TRAINED, server_round, metrics)
@@ -372,8 +383,8 @@ class FedIPW(Strategy):
                 server_round, weighted_replies(replied, self.key)
             )
             metrics = MetricRecord() if own is None else own
-        self._add(metrics, fates, found, None)
-        self._log_round(server_round, fates, found, work="evaluation")
+        add_facts(metrics, {**self._seen(), **round_facts(fates, found)})
+        log_round("evaluation", server_round, fates, found)
         write_metrics(self._metrics, tables, index)
         self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=False)
         book.close(fates)
@@ -403,6 +414,9 @@ class FedIPW(Strategy):
             self.roster.open(index, present)
         return present, moment
 
+    def _seen(self) -> dict[str, float]:
+        return {"available": len(self.roster.attendance().nodes)}
+
     @contextmanager
     def _sampling(self, index: int, work: str) -> Iterator[None]:
         """Make the wrapped strategy's sampling a function of seed and round."""
@@ -417,59 +431,6 @@ class FedIPW(Strategy):
         if self._ttl is not None:
             for message in messages:
                 message.metadata.ttl = self._ttl
-
-    def _add(
-        self,
-        metrics: MetricRecord,
-        fates: Settled,
-        found: RoundWeights | None,
-        screening: Screened | None,
-    ) -> None:
-        """Add a round's facts and diagnostics to its metrics."""
-        facts: dict[str, float | int] = {
-            "available": len(self.roster.attendance().nodes),
-            "invited": len(fates.fates),
-            **fates.counts(),
-            "strays": fates.strays,
-        }
-        weights = None if found is None else found.weights
-        facts["weighed"] = 0 if weights is None else len(weights)
-        if found is not None and weights is not None:
-            replies = found.replies
-            facts["weight-sum"] = found.total
-            facts["weight-largest"] = float(np.abs(weights).max())
-            facts["weights-negative"] = found.negative
-            facts["weights-trimmed"] = 0 if found.trimming is None else found.trimming.changed
-            facts["effective-replies"] = found.effective_replies
-            facts["participation-smallest"] = float(replies.participation_prob.min())
-            if not np.isnan(replies.inclusion_prob).any():
-                facts["inclusion-smallest"] = float(replies.inclusion_prob.min())
-        if screening is not None:
-            facts["update-norm-largest"] = screening.largest_norm
-            if self.screen.clip is not None:
-                facts["clipped"] = screening.clipped
-                facts["influence"] = self.screen.clip * float(facts.get("weight-largest", 0.0))
-            if self.noise is not None:
-                facts["epsilon"] = self.noise.epsilon
-        for name, value in facts.items():
-            metrics[f"{PREFIX}{name}"] = value
-
-    def _log_round(
-        self, index: int, fates: Settled, found: RoundWeights | None, *, work: str = "training"
-    ) -> None:
-        told = ", ".join(f"{n} {fate}" for fate, n in fates.counts().items() if n)
-        _LOG.info("FedIPW: %s of round %d, %d invited: %s", work, index, len(fates.fates),
-                  told or "nobody")  # fmt: skip
-        for place, reason in fates.reasons.items():
-            _LOG.warning("FedIPW: the reply in place %d is left out: %s", place, reason)
-        if found is None:
-            _LOG.warning("FedIPW: nothing to weigh in round %d: it is recorded and skipped", index)
-            return
-        _LOG.info(
-            "FedIPW: weights sum to %.4g and count as %.4g replies; participation from %s%s",
-            found.total, found.effective_replies, found.replies.source.value,
-            f"; {found.note}" if found.note else "",
-        )  # fmt: skip
 
 
 def _put(metrics: dict[int, MetricRecord], index: int, found: MetricRecord | None) -> None:

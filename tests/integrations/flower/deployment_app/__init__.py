@@ -1,0 +1,1 @@
+"""A Flower app for tests; its own directory is what Flower packs."""

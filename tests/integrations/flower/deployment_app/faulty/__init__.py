@@ -1,0 +1,1 @@
+"""Clients that fail in every way, and the server that goes on."""
