@@ -58,6 +58,6 @@ def killed_at(where: Path, rename: int, after: bool, rounds: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return made
 
-    Path.replace = counted  # type: ignore[method-assign]
+    Path.replace = counted  # type: ignore[method-assign, assignment]
     trained(where, rounds)
     (where / "renames").write_text(str(count))

@@ -20,7 +20,7 @@ from .testbed import World, theta_of
 
 CLOSE = 1e-10
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
-ADAPTIVE = {"beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}
+ADAPTIVE: dict[str, Any] = {"beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}
 STEPS: dict[str, tuple[Callable[[], Strategy], ServerStep]] = {
     "FedAvg": (lambda: FedAvg(**QUIET), PlainStep()),
     "FedProx": (lambda: FedProx(proximal_mu=0.0, **QUIET), PlainStep()),

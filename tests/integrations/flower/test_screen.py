@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedipw.errors import DivergedError, InputError
 from fedipw.integrations.flower import Screen
 
-from .small import INSIDE, Small, answered, theta
+from .small import INSIDE, Behaviour, Small, answered, theta
 
 
 def metrics(**more: Any) -> MetricRecord:
@@ -163,11 +163,12 @@ def test_no_client_moves_the_model_by_more_than_its_weight_times_the_clip(
     tmp_path_factory: pytest.TempPathFactory, update: list[float], clip: float, scheme: str
 ) -> None:
     moves, bounds = [], []
+
+    def moving(by: Any) -> Behaviour:
+        return lambda m, _: answered(m, {"theta": theta(m) + by}, loss=0.5)
+
     for mine in (np.array(update), np.zeros(3)):
-        small = Small(
-            tmp_path_factory.mktemp("w"),
-            {0: lambda m, _, mine=mine: answered(m, {"theta": theta(m) + mine}, loss=0.5)},
-        )
+        small = Small(tmp_path_factory.mktemp("w"), {0: moving(mine)})
         result = small.trained(screen=Screen(clip=clip), scheme=scheme)
         moves.append(result.arrays["theta"].numpy())
         told = result.train_metrics_clientapp[1]

@@ -105,7 +105,8 @@ class World:
         def evaluate(message: Message, context: Context) -> Message:
             row, index = int(inside[int(context.node_config["row"])]), round_of(message)
             self.calls.append(("evaluate", index, row))
-            if self.draws[index - 1].covariates[row, 0] < -1.0:
+            x = self.draws[index - 1].covariates[row, 0]
+            if np.random.default_rng([index, row]).random() > 1.0 / (1.0 + np.exp(-1.0 - x)):
                 return declined(message, "low battery")
             metrics = MetricRecord({"num-examples": 20, "z2": z2[row]})
             return Message(RecordDict({"metrics": metrics}), reply_to=message)

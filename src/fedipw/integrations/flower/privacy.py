@@ -55,7 +55,7 @@ class GaussianNoise:
     delta
         At which epsilon is reported.
     max_epsilon
-        A round that would spend more is not begun.
+        A round that would spend more is not begun: training ends before it.
     seed
         For tests: noise somebody can repeat protects nothing.
     """
@@ -100,15 +100,17 @@ class NoisySums:
             return 0.0
         return float(self._accountant.get_epsilon(self.settings.delta))
 
-    def check_budget(self, index: int) -> None:
-        """Raise if one more round would spend too much."""
+    @property
+    def exhausted(self) -> str:
+        """Why there is nothing left for another round; empty if there is."""
         limit = self.settings.max_epsilon
-        if limit is not None and self._accountant.would_exceed(self._event):
-            raise InputError(
-                f"Round {index} would spend more than epsilon {limit:g} at delta "
-                f"{self.settings.delta:g}; {self.epsilon:.4g} is spent. Train fewer rounds, or "
-                "with more noise."
-            )
+        if limit is None or not self._accountant.would_exceed(self._event):
+            return ""
+        return (
+            f"another round would spend more than epsilon {limit:g} at delta "
+            f"{self.settings.delta:g}; {self.epsilon:.4g} is spent. Train fewer rounds, or with "
+            "more noise."
+        )
 
     def spend(self) -> None:
         """Account for one noisy sum."""

@@ -191,6 +191,9 @@ class FedIPW(Strategy):
         result.arrays = arrays
         for index in range(self.book.rounds, num_rounds + 1):
             if index > self.book.rounds:
+                if self.noise is not None and self.noise.exhausted:
+                    _LOG.warning("FedIPW ends after %d rounds: %s", index - 1, self.noise.exhausted)
+                    break
                 _LOG.info("")
                 _LOG.info("[ROUND %d/%d]", index, num_rounds)
                 sent = self.configure_train(index, arrays, train_config, grid)
@@ -274,8 +277,8 @@ class FedIPW(Strategy):
                 f"is {self.book.rounds + 1}, not {server_round}. FedIPW.start goes on where a run "
                 "ended; another loop needs an empty ledger."
             )
-        if self.noise is not None:
-            self.noise.check_budget(server_round)
+        if self.noise is not None and self.noise.exhausted:
+            raise InputError(f"Round {server_round} is not begun: {self.noise.exhausted}")
         self._sent = SentModel.of(arrays, self.screen)
         present, opened_at = self._opened(server_round)
         visible = VisibleGrid(grid, self.roster)
