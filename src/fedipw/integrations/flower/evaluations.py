@@ -7,31 +7,136 @@ reads the same files later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 import polars as pl
+from flwr.app import Message, MetricRecord
 
 from fedipw.data.ledger import ROUND, Ledger
 from fedipw.data.population import ID
 from fedipw.data.tables import read_table, write_table
-from fedipw.errors import FedIPWError
+from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation import HajekMean, Metrics, logged_two_phase, population_means
 from fedipw.evaluation.estimates import Group
 from fedipw.evaluation.metrics import COUNT, VALUE
-from fedipw.integrations.flower.screen import metrics_of
+from fedipw.integrations.flower.fates import settled
+from fedipw.integrations.flower.handing import WeightedReply, weighted_replies
+from fedipw.integrations.flower.journal import EVALUATED, Journal
+from fedipw.integrations.flower.rounds import RoundBook
+from fedipw.integrations.flower.screen import metrics_of, screened_metrics
+from fedipw.integrations.flower.telling import add_facts, log_round, round_facts
 
 if TYPE_CHECKING:
-    from flwr.app import Message
+    from flwr.serverapp.strategy import Strategy
 
+    from fedipw.integrations.flower.roster import Attendance
+    from fedipw.integrations.flower.setup import Study
+    from fedipw.numerics.types import BoolArray
     from fedipw.weights.people import KnownPopulation, KnownTotals
     from fedipw.weights.replay import LogPlan
 
 WINDOW = 50  # rounds behind an interval's participation model
+_LOG = getLogger("flwr.fedipw")
+
+
+class Evaluator:
+    """The evaluations of a run: their ledger, metrics on disk, and intervals.
+
+    Parameters
+    ----------
+    study
+        People, method and formulas.
+    directory
+        Of the evaluation ledger.
+    journal
+        Where metrics of a round go.
+    key
+        Metric by which the wrapped strategy weighs, and clients report how many samples they have.
+    """
+
+    def __init__(self, study: Study, directory: Path, journal: Journal, key: str) -> None:
+        self.study, self.directory, self.journal, self.key = study, directory, journal, key
+        self.book = RoundBook(study.people, Ledger(directory), study.plan)
+
+    def open(
+        self,
+        attendance: Attendance,
+        messages: Sequence[Message],
+        present: BoolArray,
+        opened_at: datetime,
+    ) -> None:
+        """Open the next evaluation with whom it invites."""
+        known = self.study.people.members.present(self.book.rounds + 1, opened_at)
+        if not np.array_equal(present, known):
+            raise InputError(
+                "Clients join or leave by the number of the round: evaluate in every round from "
+                "the first on, or give dates and times."
+            )
+        self.book.open(attendance, messages, present, opened_at)
+
+    def skip(self, server_round: int) -> None:
+        """Record that a round has no evaluation."""
+        self.journal.write(EVALUATED, server_round, None, evaluation=0, whole=True)
+
+    def done(self, server_round: int) -> MetricRecord | None:
+        """Return a round's metrics, empty if it was skipped, none if it is yet to be evaluated."""
+        found = self.journal.read(EVALUATED, server_round)
+        if found is None or found["evaluation"] > self.book.rounds:
+            return None
+        metrics: MetricRecord = found["metrics"] or MetricRecord()
+        if not found["whole"]:
+            metrics = self._with_intervals(server_round, found["evaluation"], metrics)
+        return metrics
+
+    def settled(
+        self,
+        strategy: Strategy,
+        server_round: int,
+        replies: Iterable[Message],
+        seen: Mapping[str, float],
+    ) -> MetricRecord | None:
+        """Close the open evaluation, and return weighted metrics, plain ones, and intervals.
+
+        Metrics are on disk before the round is in the ledger; intervals need it to be there, and
+        are made again if a kill came between.
+        """
+        if not self.book.invited:
+            return None
+        index, fates = self.book.rounds + 1, settled(self.book.invited, replies)
+        screened_metrics(fates)
+        found, weights = self.book.weights(fates)
+        tables = metric_tables(fates.replies, self.book.ids, index, self.key)
+        metrics = MetricRecord()
+        if found is not None and found.weights.any():
+            handed = [WeightedReply(fates.replies[place], w) for place, w in weights.items()]
+            own = strategy.aggregate_evaluate(server_round, weighted_replies(handed, self.key))
+            metrics = MetricRecord() if own is None else own
+        add_facts(metrics, {**seen, **round_facts(fates, found)})
+        log_round("evaluation", server_round, fates, found)
+        write_metrics(self.directory / "metrics", tables, index)
+        self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=False)
+        self.book.close(fates)
+        return self._with_intervals(server_round, index, metrics)
+
+    def _with_intervals(self, server_round: int, index: int, metrics: MetricRecord) -> MetricRecord:
+        """Add plain means and intervals of an evaluation that is in its ledger."""
+        for name, table in read_metrics(self.directory / "metrics", index).items():
+            metrics[f"{name}-plain"] = float(table[VALUE].mean())  # type: ignore[arg-type]
+            line = metric_interval(self.study.people, self.directory, table, self.study.plan)
+            if line.reason:
+                _LOG.info("FedIPW: no interval of %s: %s", name, line.reason)
+                continue
+            metrics[f"{name}-target"], metrics[f"{name}-target-se"] = line.estimate, line.se
+            metrics[f"{name}-target-low"], metrics[f"{name}-target-high"] = line.low, line.high
+        self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=True)
+        return metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

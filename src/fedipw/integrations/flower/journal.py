@@ -81,6 +81,11 @@ class Journal:
             found["metrics"] = MetricRecord(found["metrics"])
         return found
 
+    def metrics(self, kind: str, index: int) -> MetricRecord | None:
+        """Return a round's metrics of one kind, none if there are none."""
+        found = self.read(kind, index)
+        return None if found is None else found["metrics"]
+
     def _path(self, kind: str, index: int) -> Path:
         return self.directory / f"{kind}-{index:06d}.json"
 

@@ -18,20 +18,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedipw.data.ledger import Ledger
 from fedipw.errors import DivergedError, InputError
-from fedipw.integrations.flower.evaluations import (
-    metric_interval,
-    metric_tables,
-    read_metrics,
-    write_metrics,
-)
+from fedipw.integrations.flower.evaluations import Evaluator
 from fedipw.integrations.flower.fates import settled
-from fedipw.integrations.flower.handing import WeightedReply, summed_replies, weighted_replies
+from fedipw.integrations.flower.handing import WeightedReply, summed_replies
 from fedipw.integrations.flower.inner import InnerState, weight_key
-from fedipw.integrations.flower.journal import EVALUATED, SERVER, TRAINED, Journal
+from fedipw.integrations.flower.journal import SERVER, TRAINED, Journal
 from fedipw.integrations.flower.privacy import GaussianNoise, NoisySums
 from fedipw.integrations.flower.roster import Roster, VisibleGrid
 from fedipw.integrations.flower.rounds import RoundBook
-from fedipw.integrations.flower.screen import Screen, SentModel, screened, screened_metrics
+from fedipw.integrations.flower.screen import Screen, SentModel, screened
 from fedipw.integrations.flower.setup import Study
 from fedipw.integrations.flower.telling import add_facts, log_round, round_facts, update_facts
 from fedipw.numerics.checks import check_positive
@@ -140,13 +135,14 @@ class FedIPW(Strategy):
         self._directory, self._seed, self._clock = Path(ledger), seed, clock
         people, plan = self.study.people, self.study.plan
         self.book = RoundBook(people, Ledger(self._directory), plan)
-        self.evaluation = RoundBook(people, Ledger(self._directory / "evaluation"), plan)
         self.roster = Roster(
             people.members, self.study.asked(Ledger(self._directory)),
             check_positive(ask_timeout, "ask_timeout"),
         )  # fmt: skip
         self.journal = Journal(self._directory / "checkpoint", self.study.settings)
-        self._metrics = self._directory / "evaluation" / "metrics"
+        self.evaluator = Evaluator(
+            self.study, self._directory / "evaluation", self.journal, self.key
+        )
         self._inner = InnerState(strategy)
         self._sent: SentModel | None = None
         self._ttl: float | None = None
@@ -215,18 +211,14 @@ class FedIPW(Strategy):
         self, index: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, result: Result
     ) -> None:
         """Let clients evaluate a round's model, unless they did before."""
-        if self._evaluation_done(index):
+        if self.evaluator.done(index) is not None:
             return
         sent = list(self.configure_evaluate(index, arrays, config, grid))
         if not sent:
-            self.journal.write(EVALUATED, index, None, evaluation=0, whole=True)
+            self.evaluator.skip(index)
             return
         replies = grid.send_and_receive(messages=sent, timeout=self._ttl)
         _put(result.evaluate_metrics_clientapp, index, self.aggregate_evaluate(index, replies))
-
-    def _evaluation_done(self, index: int) -> bool:
-        found = self.journal.read(EVALUATED, index)
-        return found is not None and found["evaluation"] <= self.evaluation.rounds
 
     def _resumed(self, initial: ArrayRecord) -> tuple[ArrayRecord, Result]:
         """Return the model after the last closed round, and all metrics so far."""
@@ -248,20 +240,10 @@ class FedIPW(Strategy):
             )
         if self.noise is not None:
             self.noise.restore(state["noise"])
-        for kind, metrics in (
-            (TRAINED, result.train_metrics_clientapp),
-            (EVALUATED, result.evaluate_metrics_clientapp),
-            (SERVER, result.evaluate_metrics_serverapp),
-        ):
-            for index in range(done + 1):
-                found = self.journal.read(kind, index)
-                if found is None or (kind == EVALUATED and not self._evaluation_done(index)):
-                    continue
-                if not found.get("whole", True):
-                    found["metrics"] = self._with_intervals(
-                        index, found["evaluation"], found["metrics"]
-                    )
-                _put(metrics, index, found["metrics"])
+        for index in range(done + 1):
+            _put(result.train_metrics_clientapp, index, self.journal.metrics(TRAINED, index))
+            _put(result.evaluate_metrics_clientapp, index, self.evaluator.done(index))
+            _put(result.evaluate_metrics_serverapp, index, self.journal.metrics(SERVER, index))
         _LOG.info("FedIPW: %d rounds are done; going on from %s", done, self.journal.directory)
         return arrays, result
 
@@ -365,46 +347,14 @@ class FedIPW(Strategy):
             sent = list(self.strategy.configure_evaluate(server_round, arrays, config, visible))
         if sent:
             self._limit_life(sent)
-            self.evaluation.open(self.roster.attendance(), sent, present, opened_at)
+            self.evaluator.open(self.roster.attendance(), sent, present, opened_at)
         return sent
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return metrics weighted for the target population, plain ones, and intervals."""
-        if not self.evaluation.invited:
-            return None
-        index, book = self.evaluation.rounds + 1, self.evaluation
-        fates = settled(book.invited, replies)
-        screened_metrics(fates)
-        found, weights = book.weights(fates)
-        tables = metric_tables(fates.replies, book.ids, index, self.key)
-        metrics = MetricRecord()
-        if found is not None and found.weights.any():
-            replied = [WeightedReply(fates.replies[place], w) for place, w in weights.items()]
-            own = self.strategy.aggregate_evaluate(
-                server_round, weighted_replies(replied, self.key)
-            )
-            metrics = MetricRecord() if own is None else own
-        add_facts(metrics, {**self._seen(), **round_facts(fates, found)})
-        log_round("evaluation", server_round, fates, found)
-        write_metrics(self._metrics, tables, index)
-        self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=False)
-        book.close(fates)
-        return self._with_intervals(server_round, index, metrics)
-
-    def _with_intervals(self, server_round: int, index: int, metrics: MetricRecord) -> MetricRecord:
-        """Add plain means and intervals of an evaluation that is in its ledger."""
-        for name, table in read_metrics(self._metrics, index).items():
-            metrics[f"{name}-plain"] = float(table["value"].mean())  # type: ignore[arg-type]
-            line = metric_interval(self.study.people, self._metrics.parent, table, self.study.plan)
-            if line.reason:
-                _LOG.info("FedIPW: no interval of %s: %s", name, line.reason)
-                continue
-            metrics[f"{name}-target"], metrics[f"{name}-target-se"] = line.estimate, line.se
-            metrics[f"{name}-target-low"], metrics[f"{name}-target-high"] = line.low, line.high
-        self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=True)
-        return metrics
+        return self.evaluator.settled(self.strategy, server_round, replies, self._seen())
 
     # ----- what both share ----------------------------------------------------------------------
 
@@ -437,5 +387,5 @@ class FedIPW(Strategy):
 
 
 def _put(metrics: dict[int, MetricRecord], index: int, found: MetricRecord | None) -> None:
-    if found is not None:
+    if found:
         metrics[index] = found
