@@ -111,3 +111,22 @@ def test_other_versions_are_refused(ledger: Ledger) -> None:
         list(Ledger(ledger.directory))
     path.unlink()
     assert len(list(Ledger(ledger.directory))) == 3
+
+
+def test_rounds_before_a_first_one_are_left_alone(ledger: Ledger) -> None:
+    rounds = ledger.rounds
+    assert len(rounds) > 1
+    later = Ledger(ledger.directory, since=rounds[1])
+    assert later.rounds == rounds[1:]
+    assert [frame["round"][0] for frame in later] == list(rounds[1:])
+    (ledger.directory / f"round-{rounds[0]:06d}.parquet").unlink()
+    later.require_rounds()
+    with pytest.raises(InputError, match=f"round {rounds[0]} is missing"):
+        ledger.require_rounds()
+
+
+def test_a_fate_is_no_covariate(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    flags = {"invited": True, "replied": [True, False], "fate": ["replied", "declined"]}
+    ledger.append(1, pl.DataFrame({"unit_id": ["a", "b"], **flags, "battery": [0.1, 0.2]}))
+    assert ledger.covariates == ("battery",)

@@ -350,3 +350,42 @@ def test_an_estimate_that_is_not_there_is_an_error(world: World) -> None:
     with pytest.raises(InputError, match="no greg estimate of nobody"):
         found.of("greg", "nobody")
     assert found.table().height == len(found.estimates) == 4
+
+
+def test_steps_that_everybody_passed_change_nothing(tmp_path: Path) -> None:
+    """Everybody available and invited for sure is a ledger of one step."""
+    found = []
+    for name, more in (
+        ("one", {}),
+        ("three", {"available": pl.lit(True), "invite_prob": pl.lit(1.0)}),
+    ):
+        (tmp_path / name).mkdir()
+        world = made(tmp_path / name)
+        world.tables = [table.with_columns(**more) for table in world.tables]
+        world.put()
+        people = world.known()
+        found.append(estimates(evaluated(world.logged(people), people, "fedipw")))
+    assert found[0].keys() == found[1].keys()
+    for name, expected in found[0].items():
+        assert found[1][name] == pytest.approx(expected, rel=1e-9), name
+
+
+def test_when_everybody_replies_only_enrollment_is_uncertain(tmp_path: Path) -> None:
+    found = []
+    for rounds in (1, ROUNDS):
+        (tmp_path / str(rounds)).mkdir()
+        world = made(tmp_path / str(rounds))
+        world.tables = [t.with_columns(replied=pl.lit(True)) for t in world.tables[:rounds]]
+        world.metrics = pl.concat(
+            pl.DataFrame({"unit_id": t["unit_id"], "round": k, "value": t["unit_id"] * 1.0})
+            for k, t in enumerate(world.tables, start=1)
+        )
+        world.put()
+        people = world.known()
+        logged = world.logged(people)
+        found.append(estimates(evaluated(logged, people, "fedipw")))
+        prob = 1.0 / logged.sample.enrollment.weights
+        ids = people.members.frame["unit_id"].to_numpy()
+        expected = float((ids / prob).sum() / (1.0 / prob).sum())
+        assert found[-1]["hajek"][0] == pytest.approx(expected, rel=1e-9)
+    assert found[0]["hajek"] == pytest.approx(found[1]["hajek"], rel=1e-9)  # no part shrinks
