@@ -7,10 +7,15 @@ from collections.abc import Callable, Mapping
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedipw.data.population import ID
 from fedipw.errors import InputError
-from fedipw.integrations.flower.fates import DECLINED_CODE
-from fedipw.integrations.flower.roster import ACTION, RECORD, SERVER_ROUND
+from fedipw.integrations.flower.words import (
+    ACTION,
+    COLUMNS,
+    DECLINED_CODE,
+    RECORD,
+    SERVER_ROUND,
+    UNIT_ID,
+)
 
 Description = Mapping[str, float | int | bool | str]
 Describe = Callable[[Context, int], Description]
@@ -35,9 +40,11 @@ def describes(app: ClientApp) -> Callable[[Describe], Describe]:
         def answer(message: Message, context: Context) -> Message:
             asked = message.content.config_records[RECORD]
             told = dict(describe(context, int(asked[SERVER_ROUND])))  # type: ignore[arg-type]
-            if ID not in told:
-                raise InputError(f"A client's description needs {ID!r}; it has {sorted(told)}.")
-            wanted = [ID, *(name for name in asked["columns"] if name in told)]  # type: ignore[union-attr]
+            if UNIT_ID not in told:
+                raise InputError(
+                    f"A client's description needs {UNIT_ID!r}; it has {sorted(told)}."
+                )
+            wanted = [UNIT_ID, *(name for name in asked[COLUMNS] if name in told)]  # type: ignore[union-attr]
             record = ConfigRecord({name: told[name] for name in wanted})
             return Message(RecordDict({RECORD: record}), reply_to=message)
 

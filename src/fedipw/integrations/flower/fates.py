@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from fedipw.integrations.flower.words import DECLINED_CODE
 
 if TYPE_CHECKING:
     from flwr.app import Error, Message
-
-DECLINED_CODE: Final = 1000  # and beyond: codes that are free for an app to use
 
 
 class Fate(Enum):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -16,15 +16,13 @@ from flwr.serverapp import Grid
 
 from fedipw.data.population import ID
 from fedipw.errors import InputError
+from fedipw.integrations.flower.words import ACTION, COLUMNS, RECORD, SERVER_ROUND
 from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
     from fedipw.data.members import Members
     from fedipw.numerics.types import BoolArray, IntArray
 
-ACTION: Final = "fedipw"  # of the query that asks a client who it is and how it does
-RECORD: Final = "fedipw"  # the record of its answer
-SERVER_ROUND: Final = "server-round"
 _LOG = getLogger("flwr.fedipw")
 
 
@@ -131,7 +129,7 @@ class Roster:
         return Attendance(rows=rows, nodes=tuple(self._online), answers=columns)
 
     def _ask(self, grid: Grid, nodes: Sequence[int], now: float) -> None:
-        config = ConfigRecord({SERVER_ROUND: self.index, "columns": list(self.kinds)})
+        config = ConfigRecord({SERVER_ROUND: self.index, COLUMNS: list(self.kinds)})
         content = RecordDict({RECORD: config})
         sent = [
             Message(
