@@ -1,0 +1,1 @@
+"""Handwritten digits as a Flower app."""

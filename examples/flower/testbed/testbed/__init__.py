@@ -1,0 +1,1 @@
+"""The testbed as a Flower app."""
