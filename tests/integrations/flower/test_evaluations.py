@@ -99,13 +99,27 @@ def test_where_there_is_no_interval_the_reason_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     small = Small(tmp_path)
+    small.people.with_columns(enrolled=pl.lit(True)).write_parquet(tmp_path / "people.parquet")
     with caplog.at_level("INFO", "flwr"):
         result = small.trained(1, FedAvg(min_available_nodes=1), scheme="participation-only")
     told = result.evaluate_metrics_clientapp[1]
     assert told["loss-plain"] == pytest.approx(0.1 * (INSIDE - 1) / 2)
     assert "loss-target" not in told
-    assert any("no interval of loss: participation-only has no" in r.getMessage()
-               for r in caplog.records)  # fmt: skip
+    assert any("no interval of loss: " in r.getMessage() and "all 60 clients are enrolled" in
+               r.getMessage() for r in caplog.records)  # fmt: skip
+
+
+def test_a_run_without_weights_has_an_interval_too(tmp_path: Path) -> None:
+    found = {}
+    for scheme in ("fedavg", "fedipw"):
+        (tmp_path / scheme).mkdir()
+        small = Small(tmp_path / scheme)
+        told = small.trained(1, FedAvg(min_available_nodes=1), scheme=scheme)
+        found[scheme] = told.evaluate_metrics_clientapp[1]
+    for name in ("loss-target", "loss-target-low", "loss-target-high"):
+        assert found["fedavg"][name] == pytest.approx(found["fedipw"][name], rel=1e-12)
+    assert found["fedavg"]["loss"] == pytest.approx(found["fedavg"]["loss-plain"], rel=1e-12)
+    assert found["fedavg"]["loss"] != pytest.approx(found["fedipw"]["loss"], rel=1e-3)
 
 
 def test_odd_metrics_are_left_out_and_lists_are_averaged_only(tmp_path: Path) -> None:

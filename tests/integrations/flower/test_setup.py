@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import (
@@ -19,7 +20,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fedipw.errors import FedIPWError, InfeasibleError, InputError
+from fedipw.errors import FedIPWError, InfeasibleError, InputError, SeparationError
 from fedipw.integrations.flower import FedIPW
 from fedipw.integrations.flower.inner import weight_key
 
@@ -135,3 +136,13 @@ def test_without_columns_of_its_own_a_formula_asks_for_nothing(tmp_path: Path) -
         "battery", "wifi",
     )  # fmt: skip
     assert small.strategy(participation=".", covariates=["wifi"]).study.columns == ("wifi",)
+
+
+def test_a_penalty_serves_a_federation_that_is_separated(tmp_path: Path) -> None:
+    small = Small(tmp_path)
+    apart = [10.0 + k if k < INSIDE else float(k) / 100 for k in range(small.people.height)]
+    small.people.with_columns(age=pl.Series(apart)).write_parquet(tmp_path / "people.parquet")
+    with pytest.raises(SeparationError):
+        small.trained()
+    result = small.trained(l2=1.0)
+    assert result.train_metrics_clientapp[1]["fedipw-weighed"] == INSIDE

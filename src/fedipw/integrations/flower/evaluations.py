@@ -8,7 +8,7 @@ reads the same files later.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
@@ -25,6 +25,7 @@ from fedipw.data.tables import read_table, write_table
 from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation import HajekMean, Metrics, logged_two_phase, population_means
 from fedipw.evaluation.estimates import Group
+from fedipw.evaluation.logged import check_method
 from fedipw.evaluation.metrics import COUNT, VALUE
 from fedipw.integrations.flower.fates import settled
 from fedipw.integrations.flower.handing import WeightedReply, weighted_replies
@@ -32,6 +33,8 @@ from fedipw.integrations.flower.journal import EVALUATED, Journal
 from fedipw.integrations.flower.rounds import RoundBook
 from fedipw.integrations.flower.screen import metrics_of, screened_metrics
 from fedipw.integrations.flower.telling import add_facts, log_round, round_facts
+from fedipw.weights.people import KnownPopulation
+from fedipw.weights.registry import method_named
 
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import Strategy
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from fedipw.integrations.flower.roster import Attendance
     from fedipw.integrations.flower.setup import Study
     from fedipw.numerics.types import BoolArray
-    from fedipw.weights.people import KnownPopulation, KnownTotals
+    from fedipw.weights.people import KnownTotals
     from fedipw.weights.replay import LogPlan
 
 WINDOW = 50  # rounds behind an interval's participation model
@@ -119,7 +122,7 @@ class Evaluator:
             own = strategy.aggregate_evaluate(server_round, weighted_replies(handed, self.key))
             metrics = MetricRecord() if own is None else own
         add_facts(metrics, {**seen, **round_facts(fates, found)})
-        log_round("evaluation", server_round, fates, found)
+        log_round("evaluation", server_round, fates, found, self.book.ids)
         write_metrics(self.directory / "metrics", tables, index)
         self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=False)
         self.book.close(fates)
@@ -198,8 +201,15 @@ def metric_interval(
     """Return Hájek's mean of a metric over the population, with its design-based interval (E23).
 
     Participation is fitted on the last rounds of the evaluation ledger, the one just closed among
-    them. What cannot be estimated has a reason in place of numbers.
+    them. Enrollment is that of the method; of one without a standard error, such as FedAvg, it is
+    FedIPW's, or quadratic calibration to totals. What cannot be estimated has a reason in place of
+    numbers.
     """
+    try:
+        check_method(people, plan.method)
+    except InputError:
+        usual = "fedipw" if isinstance(people, KnownPopulation) else "calibrated-quadratic"
+        plan = replace(plan, method=method_named(usual))
     last = int(table[ROUND][0])
     since = 1 if plan.formulas.history else max(1, last - WINDOW + 1)
     try:

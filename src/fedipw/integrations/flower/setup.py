@@ -18,7 +18,7 @@ from fedipw.data.tablefile import TableFile
 from fedipw.data.targets import Targets
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
-from fedipw.propensity import Formulas, LogSettings
+from fedipw.propensity import Formulas, LogSettings, TableSettings
 from fedipw.propensity.history import AVAILABILITY_COLUMNS, COLUMNS
 from fedipw.weights.people import KnownPopulation, KnownTotals
 from fedipw.weights.registry import method_named
@@ -51,6 +51,7 @@ class Study:
         scheme: str | None,
         trim: float | None,
         refit_every: int,
+        l2: float,
     ) -> Self:
         """Return a study, its tables read and checked."""
         _check_sources(population, enrolled, targets, population_size, enrollment)
@@ -61,20 +62,21 @@ class Study:
         columns = _asked(participation, covariates, table.schema.names())
         people: KnownPopulation | KnownTotals
         if population is not None:
-            people = KnownPopulation.of(table, enrollment, later=columns)
+            options = TableSettings(l2=l2)
+            people = KnownPopulation.of(table, enrollment, settings=options, later=columns)
         else:
             people = KnownTotals.of(table, Targets.read(Path(targets)), population_size)  # type: ignore[arg-type]
         formulas = Formulas(
             reply=participation, availability=availability, history=history, missing=Missing.DROP
         )
         plan = LogPlan(
-            method=method, formulas=formulas, settings=LogSettings(refit_every=refit_every),
+            method=method, formulas=formulas, settings=LogSettings(refit_every=refit_every, l2=l2),
             trim=trim,
         )  # fmt: skip
         settings = {
             "scheme": method.name, "enrollment": enrollment, "participation": participation,
             "availability": availability, "history": history, "columns": list(columns),
-            "trim": trim, "refit_every": refit_every, "clients": people.members.size,
+            "trim": trim, "refit_every": refit_every, "l2": l2, "clients": people.members.size,
         }  # fmt: skip
         return cls(people=people, plan=plan, columns=columns, settings=settings)
 

@@ -78,6 +78,9 @@ class FedIPW(Strategy):
         Gaussian noise on the weighted sum; needs ``Screen(clip=...)``.
     refit_every
         Rounds between fits of participation.
+    l2
+        Ridge penalty on the coefficients of both stages, for small federations in which covariates
+        separate those selected from the rest.
     ask_timeout
         Seconds to wait for clients to say how they do.
     seed
@@ -117,6 +120,7 @@ class FedIPW(Strategy):
         screen: Screen | None = None,
         noise: GaussianNoise | None = None,
         refit_every: int = 10,
+        l2: float = 0.0,
         ask_timeout: float = 60.0,
         seed: int = 0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -127,7 +131,7 @@ class FedIPW(Strategy):
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, enrollment=enrollment, participation=participation,
             availability=availability, history=history, covariates=covariates, scheme=scheme,
-            trim=trim, refit_every=refit_every,
+            trim=trim, refit_every=refit_every, l2=l2,
         )  # fmt: skip
         if noise is not None and self.screen.clip is None:
             raise InputError("Noise needs a bounded influence: pass screen=Screen(clip=...).")
@@ -181,8 +185,8 @@ class FedIPW(Strategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         arrays, result = self._resumed(initial_arrays)
-        _LOG.info("Starting FedIPW(%s): rounds %d to %d", type(self.strategy).__name__,
-                  self.book.rounds + 1, num_rounds)  # fmt: skip
+        _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
+                  type(self.strategy).__name__, num_rounds, self.book.rounds)  # fmt: skip
         self.summary()
         result.arrays = arrays
         for index in range(self.book.rounds, num_rounds + 1):
@@ -305,7 +309,7 @@ class FedIPW(Strategy):
         if self.noise is not None:
             facts["epsilon"] = self.noise.epsilon
         add_facts(metrics, facts)
-        log_round("training", server_round, fates, found)
+        log_round("training", server_round, fates, found, self.book.ids)
         model = sent.record if arrays is None else arrays
         self.journal.save_model(server_round, model, self._state())
         self.journal.write(TRAINED, server_round, metrics)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
+    import polars as pl
     from flwr.app import MetricRecord
 
     from fedipw.integrations.flower.fates import Settled
@@ -62,14 +63,16 @@ def update_facts(
     return facts
 
 
-def log_round(work: str, index: int, fates: Settled, found: RoundWeights | None) -> None:
-    """Log what became of a round, for people."""
+def log_round(
+    work: str, index: int, fates: Settled, found: RoundWeights | None, ids: pl.Series
+) -> None:
+    """Log what became of a round, for people; ``ids`` are those of the clients by place."""
     told = ", ".join(f"{n} {fate}" for fate, n in fates.counts().items() if n)
     _LOG.info(
         "FedIPW: %s of round %d, %d invited: %s", work, index, len(fates.fates), told or "nobody"
     )
     for place, reason in fates.reasons.items():
-        _LOG.warning("FedIPW: the reply in place %d is left out: %s", place, reason)
+        _LOG.warning("FedIPW: the reply of %r is left out: %s", ids[place], reason)
     if found is None:
         _LOG.warning("FedIPW: nothing to weigh in round %d: it is recorded and skipped", index)
         return
