@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 PARAMETERS, REPLIES, ENROLLED, POPULATION, ROUNDS, WARM = 1_000_000, 200, 400, 1_000, 23, 3
 RESULT = Path(__file__).parent / "results" / "flower.json"
+TABLE = Path(__file__).parents[1] / "docs" / "_static" / "flower-benchmark.md"
 
 
 def people(where: Path) -> Path:
@@ -54,16 +56,14 @@ class Clock:
         return found
 
 
-def peak_memory() -> float:
-    """Return the process's largest memory since the last reset, in MB."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def reset_peak() -> float:
-    """Forget the largest memory so far, and return the present one, in MB."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return peak_memory()
+def peak_of(function: Any, *args: Any) -> int:
+    """Return the most memory a call has at a time beyond what there was before, in bytes."""
+    tracemalloc.start()
+    try:
+        function(*args)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
@@ -115,6 +115,17 @@ def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
             self.spent += time.perf_counter() - start
             return found
 
+    def copies(replies: list[Message]) -> list[Message]:
+        """Return the same replies in records of their own, the numbers shared."""
+        made = []
+        for reply in replies:
+            old = reply.content.array_records["arrays"]["w"]
+            array = Array(old.dtype, old.shape, old.stype, old.data)
+            metrics = MetricRecord(dict(reply.content.metric_records["metrics"]))
+            content = RecordDict({"arrays": ArrayRecord({"w": array}), "metrics": metrics})
+            made.append(Message(content, reply_to=reply))
+        return made
+
     grid = TimedGrid(app, {10 + k: {"row": k} for k in range(ENROLLED)})
     share = REPLIES / ENROLLED
     plain = FedAvg(fraction_train=share, fraction_evaluate=0.0)
@@ -124,7 +135,7 @@ def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
         screen=Screen(clip=clip),
     )  # fmt: skip
     arrays, times = ArrayRecord({"w": Array(model)}), []
-    memory = {"plain": 0.0, "fedipw": 0.0}
+    memory = {"plain": 0, "fedipw": 0}
     for index in range(1, ROUNDS + 1):
         own, alone, grid.spent = Clock(), Clock(), 0.0
         sent = own.of(ours.configure_train, index, arrays, ConfigRecord(), grid)
@@ -132,15 +143,17 @@ def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
         replies = list(grid.send_and_receive(sent))
         again = alone.of(plain.configure_train, index, arrays, ConfigRecord(), grid)
         del again
-        for strategy, clock, name in ((plain, alone, "plain"), (ours, own, "fedipw")):
-            before = reset_peak()
-            clock.of(strategy.aggregate_train, index, replies)
-            memory[name] = max(memory[name], peak_memory() - before)
+        both = [(plain, alone, "plain", copies(replies)), (ours, own, "fedipw", replies)]
+        for strategy, clock, name, mine in both if index % 2 else both[::-1]:  # each first at times
+            if index < ROUNDS:
+                clock.of(strategy.aggregate_train, index, mine)
+            else:
+                memory[name] = peak_of(strategy.aggregate_train, index, mine)
         assert len(replies) == REPLIES
-        if index > WARM:
+        if WARM < index < ROUNDS:
             times.append((alone.total, own.total))
     alone, own = np.array(times).T
-    copy = PARAMETERS * np.dtype(dtype).itemsize / 2**20
+    copy = PARAMETERS * np.dtype(dtype).itemsize
     return {
         "dtype": dtype,
         "clip": clip,
@@ -151,9 +164,26 @@ def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
         "fedipw_seconds": float(np.median(own)),
         "overhead": float(np.median(own / alone) - 1.0),
         "overhead_quartiles": np.quantile(own / alone - 1.0, [0.25, 0.75]).tolist(),
-        "model_copies_more": (memory["fedipw"] - memory["plain"]) / copy,
-        "peak_mb": memory,
+        "model_copies": {name: peak / copy for name, peak in memory.items()},
     }
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Return the results as a page's table."""
+    lines = [
+        "| model | FedAvg alone | FedIPW around FedAvg | more | memory, model copies |",
+        "|---|---|---|---|---|",
+    ]
+    for line in found:
+        name = line["dtype"] + ("" if line["clip"] is None else ", clipped")
+        low, high = line["overhead_quartiles"]
+        copies = line["model_copies"]
+        lines.append(
+            f"| {name} | {line['fedavg_seconds']:.2f} s | {line['fedipw_seconds']:.2f} s | "
+            f"{line['overhead']:+.0%} ({low:+.0%} to {high:+.0%}) | "
+            f"{copies['plain']:.1f} and {copies['fedipw']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -162,6 +192,7 @@ def main() -> None:
         print(json.dumps(line))
     RESULT.parent.mkdir(exist_ok=True)
     told = {"environment": environment(), "results": found}
+    TABLE.write_text(table(found), encoding="utf-8")
     RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,10 +7,10 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from flwr.app import Array
 from numpy.lib import format as npy
 
 if TYPE_CHECKING:
-    from flwr.app import Array
     from numpy.typing import NDArray
 
 _STYPE = "numpy.ndarray"
@@ -59,3 +59,24 @@ def array_view(array: Array) -> NDArray[Any]:
     array([0., 1., 2.])
     """
     return Layout.of(array).view(array)
+
+
+class QuickArray(Array):
+    """An array that is read by one copy of its bytes; Flower's own makes two, piece by piece.
+
+    >>> quick = QuickArray.of(Array(np.arange(3.0)))
+    >>> quick.numpy()
+    array([0., 1., 2.])
+    """
+
+    @classmethod
+    def of(cls, array: Array, layout: Layout | None = None) -> Self:
+        """Return the same array, its bytes shared, which most likely has a known layout."""
+        made = cls(array.dtype, array.shape, array.stype, array.data)
+        made.__dict__["_layout"] = Layout.of(array) if layout is None else layout
+        return made
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the array, as a copy of one's own."""
+        layout: Layout = self.__dict__["_layout"]
+        return layout.view(self).copy(order="K")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedipw.integrations.flower.screen import SentModel, metrics_of
+from fedipw.integrations.flower.arrays import QuickArray
+from fedipw.integrations.flower.screen import SentModel, arrays_of, metrics_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,10 +50,14 @@ def summed_replies(
        - \Big(\sum_{i \in S} w_i c_i\Big) \theta
        = \theta + \sum_{i \in S} w_i c_i \Delta_i \qquad (O8)
 
-    before any step of the strategy's own, and no reply is touched, clipped or not. Noise is added
+    before any step of the strategy's own, and no update is touched, clipped or not. Noise is added
     to the first of the two. Their metrics are such that averages are those of the replies by w.
     """
     handed = weighted_replies(replies, key)
+    for message in handed:
+        arrays = arrays_of(message.content)
+        for name, array in arrays.items():
+            arrays[name] = QuickArray.of(array, sent.layouts[name])
     first = handed[0].content
     names = next(iter(first.array_records)), next(iter(first.metric_records))
     weights = np.array([reply.weight for reply in replies])

@@ -156,9 +156,13 @@ class Roster:
             self._take(node, heard[node].content)
 
     def _take(self, node: int, content: RecordDict) -> None:
-        record = content.config_records.get(RECORD)
-        unit = None if record is None else record.get(ID)
-        if record is None or not isinstance(unit, int | str) or isinstance(unit, bool):
+        record = content.get(RECORD)
+        unit = record.get(ID) if isinstance(record, ConfigRecord) else None
+        if (
+            not isinstance(record, ConfigRecord)
+            or not isinstance(unit, int | str)
+            or isinstance(unit, bool)
+        ):
             _LOG.warning("FedIPW: node %d answered without a %s: left out", node, ID)
             self._strangers.add(node)
             return

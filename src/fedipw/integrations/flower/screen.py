@@ -149,6 +149,11 @@ def metrics_of(content: RecordDict) -> MetricRecord:
     return next(record for record in content.values() if isinstance(record, MetricRecord))
 
 
+def arrays_of(content: RecordDict) -> ArrayRecord:
+    """Return the one array record of a reply."""
+    return next(record for record in content.values() if isinstance(record, ArrayRecord))
+
+
 def _usual(names: Iterable[_Names]) -> _Names | None:
     """Return the names of records and metrics that most replies have; the first of equals."""
     found = Counter(names).most_common(1)

@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedipw.data.ledger import Ledger
 from fedipw.errors import DivergedError, InputError
+from fedipw.integrations.flower.arrays import array_view
 from fedipw.integrations.flower.evaluations import Evaluator
 from fedipw.integrations.flower.fates import settled
 from fedipw.integrations.flower.handing import WeightedReply, summed_replies
@@ -329,7 +330,7 @@ class FedIPW(Strategy):
         handed = summed_replies(replies, self.key, sent, noise)
         arrays, metrics = self.strategy.aggregate_train(index, handed)
         if arrays is not None:
-            if not all(np.isfinite(array.numpy()).all() for array in arrays.values()):
+            if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
                 raise DivergedError(self.study.plan.method.name, index, largest)
             if self.noise is not None:
                 self.noise.spend()
