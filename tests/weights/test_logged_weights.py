@@ -632,3 +632,19 @@ def test_saved_models_of_other_columns_are_refused(
     assert code == 2
     assert message in err
     assert not (tmp_path / "w.csv").exists()
+
+
+@pytest.mark.parametrize("fit", ["past", "pooled"])
+def test_steps_that_everybody_passed_have_probability_one(fit: str) -> None:
+    plain = world(4)
+    sure = replace(
+        plain,
+        rounds=tuple(
+            table.with_columns(available=pl.lit(True), invite_prob=pl.lit(1.0))
+            for table in plain.rounds
+        ),
+    )
+    expected, _ = weighed(plain, "--participation-fit", fit)
+    got, _ = weighed(sure, "--participation-fit", fit)
+    np.testing.assert_allclose(got["weight"], expected["weight"], rtol=CLOSE)
+    np.testing.assert_allclose(got["participation_prob"], expected["participation_prob"])

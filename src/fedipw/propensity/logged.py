@@ -29,7 +29,7 @@ from fedipw.propensity.stage import StageModel
 from fedipw.propensity.steplog import LogSettings, LogWindow, StepLog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from fedipw.data.members import Members
@@ -70,6 +70,8 @@ class LoggedParticipation:
         How to fit it.
     models
         Fitted steps by name to use as they are instead, such as saved ones.
+    certain
+        Steps without a model among them that everybody passes, of probability 1.
     scratch
         Directory for coded rounds beyond 256 MiB.
     """
@@ -81,11 +83,13 @@ class LoggedParticipation:
         settings: LogSettings | None = None,
         *,
         models: Mapping[str, StageModel] | None = None,
+        certain: Collection[str] = (),
         scratch: Path | None = None,
     ) -> None:
         self.members, self.settings = members, settings or LogSettings()
         self.models = dict(models or {})
-        lacking = [s.name for s in steps if models is not None and s.name not in self.models]
+        known = {*self.models, *certain}
+        lacking = [s.name for s in steps if models is not None and s.name not in known]
         if lacking:
             raise InputError(f"There is no saved model of {some(lacking)}.")
         self.logs = tuple(StepLog(step, self.settings, Blocks(directory=scratch)) for step in steps)
@@ -195,7 +199,7 @@ class LoggedParticipation:
         known = np.ones(who.height, dtype=np.bool_) if kept is None else kept
         source = Source.MODEL
         if self.models:
-            fit: LogisticFit | float = self.models[log.step.name].fit
+            fit = self._given(log)
         elif self.settings.window is LogWindow.SAME_ROUND:
             fit, source = self._same_round(log, frame.with_columns(pl.Series(REPLIED, replied)))
         else:
@@ -210,6 +214,11 @@ class LoggedParticipation:
             prob[known] = np.where(fresh, np.nan, fit.prob(columns))
             known = ~np.isnan(prob)
         return StepProb(prob, known, source)
+
+    def _given(self, log: StepLog) -> LogisticFit | float:
+        """Return the fit given for a step, or the probability of one that everybody passes."""
+        model = self.models.get(log.step.name)
+        return 1.0 if model is None else model.fit
 
     def _rows_of(self, log: StepLog, closed: pl.DataFrame) -> StepRows:
         step, among = log.step, log.step.rows(closed)
@@ -228,7 +237,7 @@ class LoggedParticipation:
         if log.step.name in self._used:
             return self._used[log.step.name]
         if self.models:
-            return self.models[log.step.name].fit, Source.MODEL
+            return self._given(log), Source.MODEL
         if self.settings.window is LogWindow.SAME_ROUND:
             return None
         if log.fit is not None:

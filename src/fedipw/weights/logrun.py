@@ -65,7 +65,8 @@ def logged_weights(
     steps = participation_steps(
         ledger, people.members, plan.formulas, plan.models, in_one=everyone is not None
     )
-    models, todo = plan.models, _Count(len(ledger.rounds), progress)
+    models, certain = plan.models, frozenset[str]()
+    todo = _Count(len(ledger.rounds), progress)
     if plan.settings.window is LogWindow.POOLED and models is None:
         todo = _Count(2 * len(ledger.rounds), progress)
         learner = LoggedParticipation(people.members, steps, plan.settings, scratch=plan.scratch)
@@ -75,13 +76,14 @@ def logged_weights(
             learner.open(opening.table, opening.rows)
             learner.close(replied)
             todo.one()
-        models = learner.pooled()
-        record.refits += len(learner.logs)
+        models = learner.pooled(certain=True)
+        certain = frozenset(step.name for step in steps) - set(models)
+        record.refits += len(models)
         record.passes += sum(log.passes for log in learner.logs)
         record.rows_left_out = sum(log.left_out for log in learner.logs)
         del learner
     participation = LoggedParticipation(
-        people.members, steps, plan.settings, models=models, scratch=plan.scratch
+        people.members, steps, plan.settings, models=models, certain=certain, scratch=plan.scratch
     )
     run = Replay(people, plan, record, participation, watch)
     for opening, replied in _rounds(ledger, enrolled, everyone, watch):

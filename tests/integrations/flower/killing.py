@@ -46,6 +46,7 @@ def trained(where: Path, rounds: int = ROUNDS, *, private: bool = False) -> FedI
         )
         for index, record in found.items()
         for name, value in record.items()
+        if not isinstance(value, list)
     }
     np.savez(where / "done.npz", theta=theta_of(result.arrays), names=list(metrics),
              values=np.array(list(metrics.values()), dtype=np.float64))  # fmt: skip

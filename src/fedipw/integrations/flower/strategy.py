@@ -303,7 +303,7 @@ class FedIPW(Strategy):
             )
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
-        facts = {
+        facts: dict[str, float | list[float]] = {
             **self._seen(), **round_facts(fates, found),
             **update_facts(found, screening, self.screen, private=private),
         }  # fmt: skip

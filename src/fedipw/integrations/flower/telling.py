@@ -20,15 +20,21 @@ PREFIX: Final = "fedipw-"  # of the metrics added to a strategy's own
 _LOG = getLogger("flwr.fedipw")
 
 
-def add_facts(metrics: MetricRecord, facts: Mapping[str, float]) -> None:
+Facts = Mapping[str, float | list[float]]
+
+
+def add_facts(metrics: MetricRecord, facts: Facts) -> None:
     """Add facts of a round to its metrics."""
     for name, value in facts.items():
         metrics[f"{PREFIX}{name}"] = value
 
 
-def round_facts(fates: Settled, found: RoundWeights | None) -> dict[str, float]:
-    """Return what became of invitations, and diagnostics of the weights."""
-    facts: dict[str, float] = {
+def round_facts(fates: Settled, found: RoundWeights | None) -> dict[str, float | list[float]]:
+    """Return what became of invitations, the weights in the order of the ledger, and diagnostics.
+
+    A reply has no weight, and is not weighed, where a model lacks a value or does not know a level.
+    """
+    facts: dict[str, float | list[float]] = {
         "invited": len(fates.fates), **fates.counts(), "strays": fates.strays, "weighed": 0,
     }  # fmt: skip
     if found is None:
@@ -36,6 +42,7 @@ def round_facts(fates: Settled, found: RoundWeights | None) -> dict[str, float]:
     replies = found.replies
     facts |= {
         "weighed": len(found.weights),
+        "weights": found.weights.tolist(),
         "weight-sum": found.total,
         "weight-largest": float(np.abs(found.weights).max()),
         "weights-negative": found.negative,
