@@ -15,9 +15,9 @@ from loopback import HOST, Process, Started, assignments, end, flower_settings, 
 from fedipw.data.ledger import Ledger
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"
-NODES, ROUNDS = 24, 2
+NODES, ROUNDS = 20, 2
 SMALL: dict[str, Any] = {
-    "population-size": 60, "enrolled": NODES, "num-server-rounds": ROUNDS,
+    "population-size": 50, "enrolled": NODES, "num-server-rounds": ROUNDS,
     "participation-rate": 0.6,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {"testbed": {}, "digits": {"information": "totals"}}
