@@ -17,7 +17,7 @@ test: lint types unit docs
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("fedipw needs Python 3.11 or newer, not " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev]'
 	@touch $(STAMP)
 
 lint: $(STAMP)

@@ -1,20 +1,26 @@
 """``fedipw calibrate`` as a user runs it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 import pytest
 
+from cli import command
+
 REFERENCE = Path(__file__).parents[1] / "reference"
 
 
-def fedipw(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from fedipw.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def fedipw(*arguments: object) -> Done:
+    return Done(*command.fedipw(*arguments))
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_simulate_prints_the_errors_and_what_the_theorem_says(config: Path, tmp_
 
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     config = tmp_path / "scenario.toml"
-    config.write_text(SCENARIO.format(rounds=1200))
+    config.write_text(SCENARIO.format(rounds=800))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run("simulate", config, "--out", whole).returncode == 0
     process = subprocess.Popen(
