@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# one more than there are cores: tests on a real deployment wait most of the time
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: demo test lint types unit docs bench clean
 
@@ -30,7 +32,7 @@ types: $(STAMP)
 
 unit: export FEDIPW_ARTIFACTS ?= $(CURDIR)/artifacts
 unit: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
