@@ -1,9 +1,6 @@
 """Worlds to audit: a population, its closed rounds, and their audit through JSON."""
 
-import io
 import json
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,8 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from cli import command
 from fedipw.audit.gather import audit_facts
-from fedipw.cli import main
 from fedipw.data import Ledger, Missing, TableFile, Targets
 from fedipw.propensity import Formulas, LogSettings, LogWindow, TableSettings
 from fedipw.weights import method_named
@@ -145,14 +142,6 @@ def gathered(
 
 
 def fedipw(*arguments: object) -> None:
-    """Run a command in this process."""
-    before, code = sys.argv, 0
-    sys.argv = ["fedipw", *map(str, arguments)]
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            main()
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:
-        sys.argv = before
-    assert code == 0
+    """Run a command in this process, to a good end."""
+    code, _, err = command.fedipw(*arguments)
+    assert code == 0, err

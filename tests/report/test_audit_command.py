@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.cli import main
+from cli import command
 from fedipw.data import Ledger
 from fedipw.report.audit import embedded_audit
 from fedipw.report.compare_tables import paired_rates
@@ -57,16 +54,8 @@ def put(where: Path, seed: int, strength: float, rounds: int) -> None:
 
 
 def fedipw(*arguments: object) -> None:
-    before, code = sys.argv, 0
-    sys.argv = ["fedipw", *map(str, arguments)]
-    try:
-        with redirect_stdout(io.StringIO()):
-            main()
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:
-        sys.argv = before
-    assert code == 0
+    code, _, err = command.fedipw(*arguments)
+    assert code == 0, err
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,8 @@
 """``fedipw weights`` against a slow reference that reads the same tables by the book."""
 
-import io
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedipw.cli import main
+from cli.command import fedipw
 from fedipw.data.population import Population
 from fedipw.propensity import ParticipationModel, ParticipationSettings, enrollment_fit
 from fedipw.weights import (
@@ -104,21 +101,6 @@ def world(
         )
         made.append(table.drop({"available", "invite_prob"} - {*steps}))
     return World(people, tuple(made))
-
-
-def fedipw(*arguments: object) -> tuple[int, str, str]:
-    """Return exit code, output and errors of a command run in this process."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["fedipw", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:
-        sys.argv = before
-    return code, out.getvalue(), err.getvalue()
 
 
 def weighed(

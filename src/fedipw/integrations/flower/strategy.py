@@ -91,15 +91,27 @@ class FedIPW(Strategy):
 
     Examples
     --------
+    >>> import tempfile
+    >>> import polars as pl
     >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = FedIPW(  # doctest: +SKIP
+    >>> where = Path(tempfile.mkdtemp())
+    >>> devices = pl.DataFrame({"unit_id": range(6), "age": [30, 41, 52, 28, 60, 45],
+    ...                         "enrolled": [True, False, True, True, False, False]})
+    >>> devices.write_parquet(where / "devices.parquet")
+    >>> strategy = FedIPW(
     ...     FedAdam(eta=0.01),
-    ...     population="devices.parquet",
-    ...     enrollment="age + C(os) + region",
-    ...     participation="battery + wifi + hour",
-    ...     ledger="ledger",
+    ...     population=where / "devices.parquet",
+    ...     enrollment="age",
+    ...     participation="age + battery",  # battery is asked of the clients
+    ...     ledger=where / "ledger",
     ... )
-    >>> strategy.start(grid, initial_arrays, num_rounds=100)  # doctest: +SKIP
+    >>> for line in strategy.study.lines():
+    ...     print(line)
+    fedipw; 3 enrolled clients of 6
+    availability ~ ., reply ~ age + battery
+    asked before every round: battery
+
+    In a server app, ``strategy.start(grid, initial_arrays, num_rounds=100)`` then trains.
     """
 
     def __init__(
@@ -151,8 +163,6 @@ class FedIPW(Strategy):
         self._inner = InnerState(strategy)
         self._sent: SentModel | None = None
         self._ttl: float | None = None
-
-    # ----- the run ------------------------------------------------------------------------------
 
     def summary(self) -> None:
         """Log the settings, the bound on a client's influence among them."""
@@ -252,8 +262,6 @@ class FedIPW(Strategy):
         _LOG.info("FedIPW: %d rounds are done; going on from %s", done, self.journal.directory)
         return arrays, result
 
-    # ----- training -----------------------------------------------------------------------------
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -340,8 +348,6 @@ class FedIPW(Strategy):
         noise = None if self.noise is None else self.noise.state()
         return {"inner": self._inner.packed(), "noise": noise}
 
-    # ----- evaluation ---------------------------------------------------------------------------
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -360,8 +366,6 @@ class FedIPW(Strategy):
     ) -> MetricRecord | None:
         """Return metrics weighted for the target population, plain ones, and intervals."""
         return self.evaluator.settled(self.strategy, server_round, replies, self._seen())
-
-    # ----- what both share ----------------------------------------------------------------------
 
     def _opened(self, index: int) -> tuple[Any, datetime]:
         """Return who is enrolled in a round, and when it opens; nobody has been asked before."""
