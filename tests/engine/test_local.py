@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from fedipw.data import ClientData, Testbed
 from fedipw.engine import LocalWork, RoundWork, client_updates, weighted_update
-from fedipw.engine.local import _client_stream, _draw_rows
+from fedipw.engine.batches import client_stream, drawn_rows
 from fedipw.errors import InputError
 from fedipw.numerics.threads import limit_threads
 
@@ -127,9 +127,9 @@ def test_batches_are_uniform_subsets_without_repetition() -> None:
     counts: dict[frozenset[int], int] = {}
     for client in range(20_000):
         order = np.arange(6)
-        state = _client_stream(99, client)
+        state = client_stream(99, client)
         for _ in range(2):
-            state = _draw_rows(np.uint64(state), order, 3)
+            state = drawn_rows(np.uint64(state), order, 3)
             chosen = frozenset(order[:3].tolist())
             assert len(chosen) == 3
             counts[chosen] = counts.get(chosen, 0) + 1

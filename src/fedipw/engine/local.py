@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fedipw.engine.batches import client_stream, drawn_rows
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.numerics.compiled import compiled, sigmoid
@@ -47,36 +48,6 @@ class LocalWork:
         check_positive(self.step_size, "step_size")
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {self.batch_size}.")
-
-
-@compiled
-def _next_random(state: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Advance a splitmix64 stream: (new state, 64 random bits)."""
-    state = np.uint64(state + np.uint64(0x9E3779B97F4A7C15))
-    z = state
-    z = np.uint64((z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
-    z = np.uint64((z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
-    return state, np.uint64(z ^ (z >> np.uint64(31)))
-
-
-@compiled
-def _client_stream(key: int, client: int) -> np.uint64:
-    """Start of a client's own stream in a round: chance does not depend on who else replied."""
-    _, mixed = _next_random(np.uint64(client) ^ np.uint64(0xD1B54A32D192ED03))
-    _, start = _next_random(np.uint64(key) ^ mixed)
-    return start
-
-
-@compiled
-def _draw_rows(state: np.uint64, order: IntArray, batch: int) -> np.uint64:
-    """Put a random batch without replacement at the front of ``order``; returns the new state."""
-    n = order.size
-    for i in range(batch):
-        state, bits = _next_random(state)
-        # 32 random bits times the range, high half: uneven by less than n / 2**32
-        j = i + np.int64(((bits >> np.uint64(32)) * np.uint64(n - i)) >> np.uint64(32))
-        order[i], order[j] = order[j], order[i]
-    return state
 
 
 @compiled
@@ -132,10 +103,10 @@ def _local_model(data: _Data, job: _Job, client: int, steps: int, y: FloatArray)
     order = np.arange(first, last)
     used = count if job.batch == 0 or job.batch >= count else job.batch
     u = np.empty(used)
-    state = _client_stream(job.key, client)
+    state = client_stream(job.key, client)
     for _ in range(steps):
         if used < count:
-            state = _draw_rows(state, order, used)
+            state = drawn_rows(state, order, used)
         _gradient_step(data.features, data.labels, order[:used], y, job.step, u)
 
 
