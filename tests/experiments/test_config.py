@@ -23,7 +23,7 @@ from fedipw.weights import Target
 FULL = """
 seed = 4
 rounds = 30
-methods = ["fedavg", "fedipw-hajek"]
+methods = ["fedavg", "fedprox+fedipw-hajek"]
 target = "sample"
 trim = 20
 
@@ -51,6 +51,12 @@ window = "same-round"
 classifier = "boosting"
 folds = 3
 enrollment_columns = ["z1", "z2"]
+
+[rules]
+fedprox = { mu = 0.25 }
+
+[rules.fedadam]
+tau = 0.01
 """
 
 
@@ -63,7 +69,7 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_every_section_is_read(tmp_path: Path) -> None:
     scenario = scenario_from(written(tmp_path, FULL))
     assert (scenario.seed, scenario.rounds, scenario.trim) == (4, 30, 20.0)
-    assert scenario.methods == ("fedavg", "fedipw-hajek")
+    assert scenario.methods == ("fedavg", "fedprox+fedipw-hajek")
     assert scenario.target is Target.SAMPLE
     assert scenario.population.loadings == (1.0, 0.5, 0.0)
     assert scenario.enrollment == LogisticEnrollment(strength=0.5, coefficients={"z1": 1.0})
@@ -71,6 +77,9 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert scenario.training.steps_coefficients == {"z1": 1.0}
     assert scenario.propensity.window is FitWindow.SAME_ROUND
     assert scenario.propensity.classifier is Classifier.BOOSTING
+    assert scenario.rules.fedprox.mu == 0.25
+    # what a table leaves out keeps the rule's default
+    assert (scenario.rules.fedadam.tau, scenario.rules.fedadam.size) == (0.01, 0.02)
     run = scenario.simulation()
     run.advance(3)
     assert run.history().iterates.shape == (2, 4, 6)
@@ -111,6 +120,16 @@ def test_other_participation_kinds(tmp_path: Path) -> None:
         ("seed = ", r"not readable TOML"),
         ("seed = 2020-01-01", r"seed .*valid integer"),
         ("methods = ['fedavg', 'fedavg']", r"Each method can be run once"),
+        ("methods = ['scaffold+mifa']", r"both decide what is remembered"),
+        (
+            "methods = ['mifa']\n[training]\nsecure_sum = true",
+            r"a secure sum shows the server none",
+        ),
+        ("[rules]\nfedprx = {}", r"\[rules\] unknown rule 'fedprx'; did you mean 'fedprox'"),
+        ("[rules.fedprox]\nnu = 1.0", r"\[rules.fedprox\] unknown key 'nu'"),
+        ("[rules.fedprox]\nmu = -1.0", r"mu must be 0 or more"),
+        ("[rules]\nfedprox = 3", r"\[rules.fedprox\] must be a table"),
+        ("rules = 3", r"\[rules\] must be a table"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -1,9 +1,13 @@
-"""Local SGD of a round's clients, compiled, and the weighted sum of their updates."""
+"""Local SGD of a round's clients, compiled, and the weighted sum of their updates.
+
+Every method's local work goes through the one gradient step here: FedProx by its pull, SCAFFOLD by
+its corrections.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 import numpy as np
 
@@ -57,9 +61,13 @@ def _gradient_step(
     rows: IntArray,
     y: FloatArray,
     step: FloatArray,
+    drift: FloatArray,
     u: FloatArray,
 ) -> None:
-    """One SGD step on ``rows``; ``step`` is (step size, l2), ``u`` is working memory."""
+    """One SGD step on ``rows``; ``step`` is (step size, l2 + pull), ``u`` is working memory.
+
+    ``drift`` is what every step adds besides (O13), or empty.
+    """
     d, m = features.shape[1], rows.size
     for i in range(m):
         x = features[rows[i]]
@@ -72,6 +80,8 @@ def _gradient_step(
     shrink = 1.0 - step[0] * step[1]
     for j in range(d + 1):
         y[j] *= shrink
+    for j in range(drift.size):
+        y[j] += drift[j]
     scale = step[0] / m
     for i in range(m):
         residual = scale * (labels[rows[i]] - u[i])
@@ -89,33 +99,35 @@ class _Data(NamedTuple):
 
 class _Job(NamedTuple):
     theta: FloatArray
-    step: FloatArray  # step size, l2
+    step: FloatArray  # step size, l2 + pull
     batch: int  # 0 for the full gradient
     key: int  # this round's chance
+    clients: IntArray  # (m,)
+    steps: IntArray  # (m,)
+    drift: FloatArray  # (m, d + 1), (1, d + 1) for all alike, or (1, 0)
 
 
 @compiled
-def _local_model(data: _Data, job: _Job, client: int, steps: int, y: FloatArray) -> None:
-    """Run one client's local steps; the resulting model is left in ``y``."""
+def _local_model(data: _Data, job: _Job, i: int, y: FloatArray) -> None:
+    """Run the local steps of the round's client i; the resulting model is left in ``y``."""
     y[:] = job.theta
+    client, drift = job.clients[i], job.drift[min(i, len(job.drift) - 1)]
     first, last = data.offsets[client], data.offsets[client + 1]
     count = last - first
     order = np.arange(first, last)
     used = count if job.batch == 0 or job.batch >= count else job.batch
     u = np.empty(used)
     state = client_stream(job.key, client)
-    for _ in range(steps):
+    for _ in range(job.steps[i]):
         if used < count:
             state = drawn_rows(state, order, used)
-        _gradient_step(data.features, data.labels, order[:used], y, job.step, u)
+        _gradient_step(data.features, data.labels, order[:used], y, job.step, drift, u)
 
 
 @compiled
 def _partial_sums(
     data: _Data,
     job: _Job,
-    clients: IntArray,
-    steps: IntArray,
     weights: FloatArray,
     parts: FloatArray,
     first: int,
@@ -126,47 +138,77 @@ def _partial_sums(
     y = np.empty(size)
     for c in range(first, last):
         part = parts[c]
-        for i in range(c * _CHUNK, min(clients.size, (c + 1) * _CHUNK)):
-            _local_model(data, job, clients[i], steps[i], y)
+        for i in range(c * _CHUNK, min(job.clients.size, (c + 1) * _CHUNK)):
+            _local_model(data, job, i, y)
             for j in range(size):
                 part[j] += weights[i] * (y[j] - job.theta[j])
 
 
 @compiled
-def _updates(
-    data: _Data,
-    job: _Job,
-    clients: IntArray,
-    steps: IntArray,
-    out: FloatArray,
-    first: int,
-    last: int,
-) -> None:
+def _updates(data: _Data, job: _Job, out: FloatArray, first: int, last: int) -> None:
     """Fill rows first to last of ``out`` with one update each."""
     for i in range(first, last):
-        _local_model(data, job, clients[i], steps[i], out[i])
+        _local_model(data, job, i, out[i])
         for j in range(job.theta.size):
             out[i, j] -= job.theta[j]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundWork:
-    """Local training of one round: whose, from which model, with which chance."""
+    r"""Local training of one round: whose, from which model, with which chance.
+
+    ``proximal`` and ``corrections`` change every local gradient,
+
+    .. math:: g_i(y) + \mu\, (y - \theta) + s_i \qquad (O13)
+
+    the first is FedProx's pull to the model that was sent, the second SCAFFOLD's
+    :math:`s_i = c - c_i`.
+    """
 
     clients: IntArray  # (m,) positions in the client data
     theta: FloatArray  # (d + 1,)
     key: int  # 64 bits; a client's batches depend on it and on the client alone
     steps: IntArray | None = None  # (m,) local steps K_i where they differ
+    proximal: float = 0.0  # mu
+    corrections: FloatArray | None = None  # (m, d + 1) s_i
 
-    def _arguments(
-        self, data: ClientData, work: LocalWork, l2: float
-    ) -> tuple[_Data, _Job, IntArray, IntArray]:
-        if len(self.theta) != data.n_parameters:
-            raise InputError(f"The model has {len(self.theta)} of {data.n_parameters} parameters.")
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.proximal < np.inf:
+            raise InputError(f"proximal must be 0 or more, not {self.proximal!r}.")
+        if self.corrections is not None:
+            check_rows(len(self.clients), corrections=self.corrections)
+            if self.corrections.shape[1] != len(self.theta):
+                raise InputError(
+                    f"Corrections have {self.corrections.shape[1]} entries for a model of "
+                    f"{len(self.theta)} parameters."
+                )
+
+    def local_steps(self, work: LocalWork) -> IntArray:
+        """Return the number of local steps K_i of each client, (m,)."""
         steps = np.full(len(self.clients), work.steps) if self.steps is None else self.steps
         check_rows(len(self.clients), steps=steps)
-        job = _Job(self.theta, np.array([work.step_size, l2]), work.batch_size or 0, self.key)
-        return _Data(data.features, data.labels, data.offsets), job, self.clients, steps
+        return steps
+
+    def _drift(self, step_size: float) -> FloatArray:
+        if self.corrections is not None:
+            return step_size * (self.proximal * self.theta - self.corrections)
+        if self.proximal:
+            return step_size * self.proximal * self.theta[None, :]
+        return np.empty((1, 0))
+
+    def _arguments(self, data: ClientData, work: LocalWork, l2: float) -> tuple[_Data, _Job]:
+        if len(self.theta) != data.n_parameters:
+            raise InputError(f"The model has {len(self.theta)} of {data.n_parameters} parameters.")
+        job = _Job(
+            self.theta,
+            np.array([work.step_size, l2 + self.proximal]),
+            work.batch_size or 0,
+            self.key,
+            self.clients,
+            self.local_steps(work),
+            self._drift(work.step_size),
+        )
+        return _Data(data.features, data.labels, data.offsets), job
 
     def _operations(self, data: ClientData, work: LocalWork, steps: IntArray) -> float:
         rows = len(data.labels) / data.size if work.batch_size is None else work.batch_size
@@ -177,7 +219,7 @@ def client_updates(data: ClientData, work: LocalWork, l2: float, task: RoundWork
     """Return each client's update (O2), (m, d + 1)."""
     arguments = task._arguments(data, work, l2)
     out = np.empty((len(task.clients), len(task.theta)))
-    operations = task._operations(data, work, arguments[-1])
+    operations = task._operations(data, work, arguments[1].steps)
     over_ranges(len(out), lambda a, b: _updates(*arguments, out, a, b), work=operations)
     return out
 
@@ -198,9 +240,54 @@ def weighted_update(
     check_rows(len(task.clients), weights=weights)
     arguments = task._arguments(data, work, l2)
     parts = np.zeros((-(-len(task.clients) // _CHUNK), len(task.theta)))
-    operations = task._operations(data, work, arguments[-1])
+    operations = task._operations(data, work, arguments[1].steps)
     over_ranges(
         len(parts), lambda a, b: _partial_sums(*arguments, weights, parts, a, b), work=operations
     )
     total: FloatArray = parts.sum(axis=0)
     return total
+
+
+class Trainer(Protocol):
+    """Local training of a round's clients, whatever the model; models are flat vectors."""
+
+    @property
+    def start(self) -> FloatArray:
+        """The model before the first round, (P,)."""
+        ...
+
+    @property
+    def work(self) -> LocalWork:
+        """What each client does in a round."""
+        ...
+
+    def updates(self, task: RoundWork) -> FloatArray:
+        """Return each client's update (O2), (m, P)."""
+        ...
+
+    def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
+        """Return the weighted sum of updates, (P,), none of them kept."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class LogisticTrainer:
+    """Logistic regression with an L2 term, compiled: the engine's own model."""
+
+    clients: ClientData
+    work: LocalWork = field(default_factory=LocalWork)
+    l2: float = 0.05
+
+    @property
+    def start(self) -> FloatArray:
+        """Zero, (d + 1,)."""
+        return np.zeros(self.clients.n_parameters)
+
+    def updates(self, task: RoundWork) -> FloatArray:
+        """Return each client's update (O2), (m, d + 1)."""
+        return client_updates(self.clients, self.work, self.l2, task)
+
+    def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
+        """Return the weighted sum of updates, (d + 1,)."""
+        return weighted_update(self.clients, self.work, self.l2, task, weights)

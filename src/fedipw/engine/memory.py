@@ -1,56 +1,227 @@
-"""Memory of updates: a round's noise is only that of what changed since a client last replied."""
+"""Memory methods: what the server keeps of every enrolled client, under enrollment weights.
+
+They alone see update vectors. Each keeps one vector per enrolled client and a running sum.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
+from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemorySum:
+    """What takes the place of a round's weighted sum, or why there is none yet."""
+
+    total: FloatArray | None  # (P,)
+    note: str = ""
+
+
+class Memory(Protocol):
+    """A rule that remembers something of every client."""
+
+    def corrections(self, rows: IntArray) -> FloatArray | None:
+        """Return what is added to the local gradients of clients ``rows``, (m, P), or nothing."""
+        ...
+
+    def total(
+        self, rows: IntArray, updates: FloatArray, weights: FloatArray, lengths: FloatArray
+    ) -> MemorySum:
+        r"""Return what takes the place of the weighted sum (O3), and remember the round.
+
+        ``updates`` (m, P) and ``weights`` (m,) are those of the replies of clients ``rows`` (m,);
+        ``lengths`` (m,) are the lengths :math:`K_i \eta` of their local paths.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the memory as arrays and plain values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved memory back."""
+        ...
+
+
+@final
+class _Kept:
+    """One vector per enrolled client, and their sum under enrollment weights."""
+
+    def __init__(self, enrolled: BoolArray, omega: FloatArray, start: FloatArray) -> None:
+        check_rows(len(enrolled), enrollment_weights=omega)
+        self._place = np.cumsum(enrolled) - 1
+        self._omega, self.size = omega, int(enrolled.sum())
+        self._vectors = np.zeros((self.size, len(start)), dtype=start.dtype)
+        self.sum = np.zeros(len(start))
+
+    def of(self, rows: IntArray) -> FloatArray:
+        vectors: FloatArray = self._vectors[self._place[rows]]
+        return vectors
+
+    def put(self, rows: IntArray, vectors: FloatArray, weights: FloatArray) -> FloatArray:
+        """Keep new vectors (m, P); returns how they differ from the old ones."""
+        check_rows(len(rows), updates=vectors, weights=weights)
+        change: FloatArray = vectors - self.of(rows)
+        self._vectors[self._place[rows]] = vectors
+        self.sum = self.sum + self._omega[rows] @ change
+        return change
+
+    def state(self) -> dict[str, Any]:
+        return {"latest": self._vectors.copy(), "sum": self.sum.copy()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._vectors, self.sum = np.array(state["latest"]), np.array(state["sum"])
 
 
 @final
 class UpdateMemory:
-    r"""The latest update :math:`y_i` of every client, under enrollment weights.
+    r"""FedVARP: the latest update :math:`y_i` of every client, corrected by what replies say now.
 
     .. math:: \sum_{i \in S_r} w_{ir} (\Delta_{ir} - y_i) + \sum_{i \in E} \omega_i y_i,
        \qquad y_i \leftarrow \Delta_{ir} \;\; (i \in S_r) \qquad (O5)
 
-    takes the place of :math:`\sum_S w \Delta` in (O3). With :math:`w = \omega/\pi^{part}` its mean
-    is :math:`\sum_E \omega_i \Delta_{ir}`, as without memory; its noise dies out as the model
+    takes the place of :math:`\sum_S w \Delta` in (O3). As published :math:`w = 1/|S|` and
+    :math:`\omega = 1/N_{enr}`. With :math:`w = \omega/\pi^{part}` its mean is
+    :math:`\sum_E \omega_i \Delta_{ir}`, as without memory; its noise dies out as the model
     settles, because updates then change little between a client's replies. Memory starts at zero:
-    a client's first reply counts whole. Costs one update per enrolled client.
+    a client's first reply counts whole.
 
     Parameters
     ----------
+    enrolled
+        Who can ever reply, (N,).
     enrollment_weights
-        :math:`\omega` of every client, (N,); zero or anything for clients that never reply.
-    parameters
-        Length of an update.
+        :math:`\omega` of every client, (N,), read where enrolled.
+    start
+        The model before the first round, (P,): its length and type are those of an update.
     """
 
-    def __init__(self, enrollment_weights: FloatArray, parameters: int) -> None:
-        self._omega = enrollment_weights
-        self._latest = np.zeros((len(enrollment_weights), parameters))
-        self._sum = np.zeros(parameters)
+    def __init__(
+        self, enrolled: BoolArray, enrollment_weights: FloatArray, start: FloatArray
+    ) -> None:
+        self._kept = _Kept(enrolled, enrollment_weights, start)
 
-    def total(self, rows: IntArray, updates: FloatArray, weights: FloatArray) -> FloatArray:
-        """Return (O5) for the replies of clients ``rows`` (m,), and keep their updates (m, d)."""
-        check_rows(len(rows), updates=updates, weights=weights)
-        change = updates - self._latest[rows]
-        total: FloatArray = weights @ change + self._sum
-        self._latest[rows] = updates
-        self._sum = self._sum + self._omega[rows] @ change
-        return total
+    def corrections(self, rows: IntArray) -> None:
+        """Return nothing: local steps stay as they are."""
+
+    def total(
+        self, rows: IntArray, updates: FloatArray, weights: FloatArray, lengths: FloatArray
+    ) -> MemorySum:
+        """Return (O5) and keep the updates."""
+        del lengths
+        before, change = self._kept.sum, self._kept.put(rows, updates, weights)
+        return MemorySum(total=weights @ change + before)
 
     def state(self) -> dict[str, Any]:
         """Return the memory."""
-        return {"latest": self._latest.copy(), "sum": self._sum.copy()}
+        return self._kept.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved memory back."""
-        self._latest, self._sum = np.array(state["latest"]), np.array(state["sum"])
+        self._kept.restore(state)
+
+
+@final
+class LatestUpdates:
+    r"""MIFA: the mean of every enrolled client's latest update, however old.
+
+    .. math:: \sum_{i \in E} \omega_i G_i, \qquad G_i \leftarrow \Delta_{ir} \;\; (i \in S_r)
+       \qquad (O14)
+
+    takes the place of the sum in (O3); :math:`\omega = 1/N_{enr}` as published. No participation
+    probability is needed. The original waits until every enrolled client was seen, which one
+    client that never replies makes for ever: memory starts at zero instead, unless ``wait`` is
+    given. Parameters are those of :class:`UpdateMemory`, and
+
+    wait
+        Keep the model until all were seen, but for this many rounds at most.
+    """
+
+    def __init__(
+        self,
+        enrolled: BoolArray,
+        enrollment_weights: FloatArray,
+        start: FloatArray,
+        *,
+        wait: int | None = None,
+    ) -> None:
+        if wait is not None and wait < 1:
+            raise InputError(f"wait must be at least 1 round, not {wait}.")
+        self._kept = _Kept(enrolled, enrollment_weights, start)
+        self._seen = np.zeros(len(enrolled), dtype=bool)
+        self._wait, self._rounds = wait, 0
+
+    def corrections(self, rows: IntArray) -> None:
+        """Return nothing: local steps stay as they are."""
+
+    def total(
+        self, rows: IntArray, updates: FloatArray, weights: FloatArray, lengths: FloatArray
+    ) -> MemorySum:
+        """Return (O14) and keep the updates; weights of the replies play no part."""
+        del lengths
+        self._kept.put(rows, updates, weights)
+        self._seen[rows] = True
+        self._rounds += 1
+        seen = int(self._seen.sum())
+        if self._wait is not None and self._rounds < self._wait and seen < self._kept.size:
+            return MemorySum(total=None, note=f"waiting: {seen} of {self._kept.size} clients seen")
+        return MemorySum(total=self._kept.sum)
+
+    def state(self) -> dict[str, Any]:
+        """Return the memory."""
+        return self._kept.state() | {"seen": self._seen.copy(), "rounds": self._rounds}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved memory back."""
+        self._kept.restore(state)
+        self._seen, self._rounds = np.array(state["seen"]), int(state["rounds"])
+
+
+@final
+class ControlVariates:
+    r"""SCAFFOLD: each client's own gradient :math:`c_i` is taken off, their mean c put on.
+
+    .. math:: y \leftarrow y - \eta\,(g_i(y) - c_i + c), \quad
+       c_i^+ = c_i - c + \frac{\theta - y}{K_i \eta}, \quad
+       c \leftarrow c + \sum_{i \in S} \omega_i (c_i^+ - c_i), \quad
+       \theta \leftarrow \theta + \gamma \,\text{mean}_S \Delta_i \qquad (O15)
+
+    so that :math:`c = \sum_E \omega_i c_i` always. :math:`\omega = 1/N_{enr}` as published; under
+    enrollment weights c is the population's gradient, and the plain mean over replies does no harm,
+    since at the solution every client's corrected gradient is zero. The local step is the engine's
+    own (O13). Parameters are those of :class:`UpdateMemory`.
+    """
+
+    def __init__(
+        self, enrolled: BoolArray, enrollment_weights: FloatArray, start: FloatArray
+    ) -> None:
+        self._kept = _Kept(enrolled, enrollment_weights, start)
+
+    def corrections(self, rows: IntArray) -> FloatArray:
+        """Return :math:`c - c_i`, (m, P)."""
+        return self._kept.sum - self._kept.of(rows)
+
+    def total(
+        self, rows: IntArray, updates: FloatArray, weights: FloatArray, lengths: FloatArray
+    ) -> MemorySum:
+        """Return the weighted sum of corrected updates and keep the new control variates."""
+        own = -self.corrections(rows) - updates / lengths[:, None]
+        self._kept.put(rows, own, weights)
+        return MemorySum(total=weights @ updates)
+
+    def state(self) -> dict[str, Any]:
+        """Return the memory."""
+        return self._kept.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved memory back."""
+        self._kept.restore(state)

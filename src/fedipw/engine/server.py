@@ -134,6 +134,49 @@ class Yogi:
         return theta + self.size * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amplified:
+    r"""Plain steps, and every P rounds a longer stride along what they made (Wang and Ji 2022).
+
+    .. math:: \theta \leftarrow \theta + (a - 1)\,(\theta - \theta_{prev}) \qquad (O17)
+
+    after the plain step (O3) of every P-th round; :math:`\theta_{prev}` is the model after the
+    stride before. If nobody replied in such a round the stride waits for the next reply. It is
+    stable for factors below 2 wherever plain steps are.
+
+    Parameters
+    ----------
+    every
+        P, in rounds.
+    factor
+        The amplification a.
+    size
+        Of the plain step.
+    """
+
+    every: int = 10
+    factor: float = 1.5
+    size: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.size, "size")
+        check_positive(self.factor, "factor")
+        if self.every < 1:
+            raise InputError(f"every must be at least 1 round, not {self.every}.")
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model (d,), and the model and round of the last stride."""
+        anchor, since = state.get("anchor", theta), state.get("since", np.zeros(1))
+        following = theta + self.size * total
+        if index - since[0] < self.every:
+            return following, {"anchor": anchor, "since": since}
+        following = following + (self.factor - 1.0) * (following - anchor)
+        return following, {"anchor": following, "since": np.array([float(index)])}
+
+
 def _check_decay(value: float, name: str) -> None:
     if not 0.0 <= value < 1.0:
         raise InputError(f"{name} must lie in [0, 1), not {value!r}.")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from fedipw.engine.composition import Composition
 from fedipw.engine.history import History
-from fedipw.engine.local import LocalWork, RoundWork, client_updates, weighted_update
-from fedipw.engine.memory import UpdateMemory
+from fedipw.engine.local import LocalWork, LogisticTrainer, RoundWork, Trainer
 from fedipw.engine.server import PlainStep, ServerStep, State
 from fedipw.errors import DivergedError, InputError
 from fedipw.numerics.checks import check_positive, check_rows
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedipw.data.clients import ClientData
     from fedipw.data.mechanisms import ParticipationProcess, RoundDraw
     from fedipw.data.population import Population
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics.types import FloatArray, IntArray
     from fedipw.weights.weigher import Weigher
 
 SKIPPED = "skipped: nobody replied"
@@ -50,7 +50,8 @@ class Training:
 
     .. math:: \theta_{r+1} = \theta_r + \gamma \sum_{i \in S_r} w_{ir} \Delta_{ir} \qquad (O3)
 
-    With an ``optimizer`` the server steps by its rule instead, such as :class:`Adam` (O10).
+    With an ``optimizer`` the server steps by its rule instead, such as :class:`Adam` (O10), but for
+    methods that have a server step of their own.
     """
 
     work: LocalWork = field(default_factory=LocalWork)
@@ -87,10 +88,14 @@ class Simulation:
         Local work and server step.
     rng
         Chance of mini-batches.
+    compositions
+        How each method trains, by name; by default every scheme is a method that sums its replies.
+    trainer
+        Local training; by default the compiled logistic regression on the federation's clients.
     limits_from
         Collect limit weights from this round on (needs true probabilities); off by default.
-    memories
-        Enrollment weights (N,) of the methods that keep each client's latest update (O5).
+    keep_iterates
+        Keep the model after every round, not only the last: off for large models.
     """
 
     def __init__(
@@ -100,28 +105,39 @@ class Simulation:
         training: Training,
         rng: np.random.Generator,
         *,
+        compositions: Mapping[str, Composition] | None = None,
+        trainer: Trainer | None = None,
         limits_from: int | None = None,
-        memories: Mapping[str, FloatArray] | None = None,
+        keep_iterates: bool = True,
     ) -> None:
         self.federation, self.training = federation, training
         self._weighers, self._rng = tuple(weighers), rng
         self._rows = np.flatnonzero(federation.population.enrolled)
-        self.methods = tuple(name for w in self._weighers for name in w.schemes)
-        if not self.methods or len(set(self.methods)) != len(self.methods):
-            raise InputError(f"Methods must be named once each, not {self.methods}.")
+        self._methods = dict(compositions or _plain_sums(self._weighers))
+        _check_weights(self._methods, self._weighers)
         if training.steps is not None:
-            check_rows(federation.clients.size, steps=training.steps)
-        start = training.start
-        zero = np.zeros(federation.clients.n_parameters) if start is None else start
-        self._iterates = [np.tile(zero, (len(self.methods), 1))]
+            check_rows(federation.population.size, steps=training.steps)
+        self.trainer = trainer or _logistic(federation, training)
+        start = self.trainer.start if training.start is None else training.start
+        for composition in self._methods.values():
+            composition.begin(self.trainer, self._task(self._rows, start, 0))
+        self._keep = keep_iterates
+        self._iterates = [np.tile(start, (len(self._methods), 1))]
         self._records: list[_RoundRecord] = []
-        self._memories = {
-            name: UpdateMemory(omega, len(zero)) for name, omega in (memories or {}).items()
-        }
         self._server: ServerStep = training.optimizer or PlainStep(training.server_step)
-        self._moments: dict[str, State] = {name: {} for name in self.methods}
+        self._moments: dict[str, State] = {name: {} for name in self._methods}
         self._limits_from = limits_from
         self._limits = self._new_limits()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods."""
+        return tuple(self._methods)
+
+    @property
+    def models(self) -> Mapping[str, FloatArray]:
+        """The latest model of each method, (P,)."""
+        return dict(zip(self._methods, self._iterates[-1], strict=True))
 
     def _new_limits(self) -> dict[str, LimitWeights]:
         if self._limits_from is None:
@@ -130,7 +146,9 @@ class Simulation:
         if truth is None:
             raise InputError("Limits need true enrollment probabilities.")
         enrolled = self.federation.population.enrolled
-        return {name: LimitWeights(enrolled, truth) for name in self.methods}
+        keys = {_limit_key(name, of) for name, of in self._methods.items()}
+        made = {key: LimitWeights(enrolled, truth) for key in sorted(keys)}
+        return {name: made[_limit_key(name, of)] for name, of in self._methods.items()}
 
     @property
     def rounds(self) -> int:
@@ -159,57 +177,78 @@ class Simulation:
             covariates=draw.covariates[self._rows],
             participation_prob=None if known is None else known[self._rows],
         )
-        iterate, weighed = self._iterates[-1].copy(), []
+        given: dict[str, RoundWeights] = {}
         for weigher in self._weighers:
             weigher.open(opening)
             if replied.any():
-                given = weigher.weights(replied)
+                given |= weigher.weights(replied)
                 self._add_limits(weigher, draw)
-                for name, weights in given.items():
-                    position = self.methods.index(name)
-                    iterate[position] = self._stepped(
-                        name, iterate[position], weights, replied, key
-                    )
-                    weighed.append(weights)
             weigher.close(replied)
-        self._iterates.append(iterate)
-        self._records.append(_record(int(replied.sum()), weighed, len(self.methods)))
+        before, weighed = self._iterates[-1], []
+        following = before.copy()
+        if given:
+            task = self._task(self._rows[replied], before[0], key)
+            for position, name in enumerate(self._methods):
+                weights = given[self._methods[name].weights]
+                mine = replace(task, theta=before[position])
+                following[position], note = self._stepped(name, mine, weights.weights)
+                weighed.append(replace(weights, note=note) if note else weights)
+        if not self._keep:
+            self._iterates.clear()
+        self._iterates.append(following)
+        self._records.append(_record(int(replied.sum()), weighed, len(self._methods)))
 
-    def _stepped(
-        self, name: str, theta: FloatArray, weights: RoundWeights, replied: BoolArray, key: int
-    ) -> FloatArray:
-        who = self._rows[replied]
+    def _task(self, who: IntArray, theta: FloatArray, key: int) -> RoundWork:
         own = self.training.steps
-        task = RoundWork(clients=who, theta=theta, key=key, steps=None if own is None else own[who])
-        clients, work, l2 = self.federation.clients, self.training.work, self.training.l2
-        memory = self._memories.get(name)
-        if memory is None:
-            total = weighted_update(clients, work, l2, task, weights.weights)
-        else:
-            updates = client_updates(clients, work, l2, task)
-            total = memory.total(who, updates, weights.weights)
-        following, self._moments[name] = self._server.step(
-            theta, total, self._moments[name], self.rounds + 1
+        return RoundWork(clients=who, theta=theta, key=key, steps=None if own is None else own[who])
+
+    def _stepped(self, name: str, task: RoundWork, weights: FloatArray) -> tuple[FloatArray, str]:
+        """Return a method's next model, and what it could not do."""
+        composition = self._methods[name]
+        found = composition.total(self.trainer, task, weights)
+        if found.total is None:
+            return task.theta, found.note
+        server = composition.server or self._server
+        following, self._moments[name] = server.step(
+            task.theta, found.total, self._moments[name], self.rounds + 1
         )
         if not np.isfinite(following).all():
-            raise DivergedError(name, self.rounds + 1, float(weights.weights.max()))
-        return following
+            raise DivergedError(name, self.rounds + 1, float(weights.max()))
+        return following, found.note
 
     def _add_limits(self, weigher: Weigher, draw: RoundDraw) -> None:
         if self._limits_from is None or draw.index < self._limits_from:
             return
         if draw.participation_prob is None:
             raise InputError("Limits need true participation probabilities; a trace has none.")
-        units = weigher.propensities.everyone(draw.covariates, draw.participation_prob)
-        for name, scheme in weigher.schemes.items():
-            self._limits[name].add(scheme, units, draw.participation_prob, weigher.trim)
+        units, done = weigher.propensities.everyone(draw.covariates, draw.participation_prob), set()
+        for name, composition in self._methods.items():
+            limit = self._limits[name]
+            if composition.weights not in weigher.schemes or id(limit) in done:
+                continue
+            done.add(id(limit))
+            work = self._relative_work(composition)
+            if composition.standing is None:
+                scheme, prob = weigher.schemes[composition.weights], draw.participation_prob
+                limit.add(scheme, units, prob, trim=weigher.trim, work=work)
+            elif limit.rounds == 0:  # memory averages participation out, the same in every round
+                of, ones = composition.standing, np.ones(len(draw.replied))
+                limit.add(of.scheme, of.everyone(), ones, work=work)
+
+    def _relative_work(self, composition: Composition) -> FloatArray | None:
+        """Return what unequal local work does to the clients' weights, (N,), if anything."""
+        steps = self.training.steps
+        if steps is None or not composition.follows_work:
+            return None
+        relative: FloatArray = steps / steps.mean()
+        return relative
 
     def history(self) -> History:
         """Return everything so far."""
         records, shape = self._records, (self.rounds, len(self.methods))
         return History(
             methods=self.methods,
-            iterates=np.stack(self._iterates, axis=1),
+            iterates=self._kept_iterates(),
             replies=np.array([r.replies for r in records], dtype=np.int64),
             weight_sum=np.array([r.weight_sum for r in records]).reshape(shape).T,
             effective_replies=np.array([r.effective for r in records]).reshape(shape).T,
@@ -220,6 +259,14 @@ class Simulation:
             note=np.array([r.note for r in records], dtype=object).reshape(shape).T,
         )
 
+    def _kept_iterates(self) -> FloatArray:
+        if not self._keep:
+            raise InputError(
+                "Only the last models were kept; they are in `models`. Pass keep_iterates=True "
+                "for a history."
+            )
+        return np.stack(self._iterates, axis=1)
+
     def state(self) -> dict[str, Any]:
         """Return arrays and plain values from which ``restore`` continues to the same bytes."""
         return {
@@ -229,7 +276,7 @@ class Simulation:
             "training_rng": self._rng.bit_generator.state,
             "weighers": {str(k): w.state() for k, w in enumerate(self._weighers)},
             "limits": {name: limit.state() for name, limit in self._limits.items()},
-            "memories": {name: memory.state() for name, memory in self._memories.items()},
+            "memories": {name: method.state() for name, method in self._methods.items()},
             "moments": {name: dict(state) for name, state in self._moments.items()},
         }
 
@@ -243,9 +290,33 @@ class Simulation:
             weigher.restore(state["weighers"].get(str(k), {}))
         for name, limit in self._limits.items():
             limit.restore(state["limits"][name])
-        for name, memory in self._memories.items():
-            memory.restore(state["memories"][name])
+        for name, method in self._methods.items():
+            method.restore(state["memories"][name])
         self._moments = {name: dict(state["moments"][name]) for name in self.methods}
+
+
+def _plain_sums(weighers: Sequence[Weigher]) -> dict[str, Composition]:
+    names = [name for weigher in weighers for name in weigher.schemes]
+    return {name: Composition(name) for name in names}
+
+
+def _check_weights(methods: Mapping[str, Composition], weighers: Sequence[Weigher]) -> None:
+    names = [name for weigher in weighers for name in weigher.schemes]
+    if not names or len(set(names)) != len(names):
+        raise InputError(f"Methods must be named once each, not {tuple(names)}.")
+    for name, composition in methods.items():
+        if composition.weights not in names:
+            raise InputError(f"{name} reads weights {composition.weights!r}; there are {names}.")
+
+
+def _logistic(federation: Federation, training: Training) -> LogisticTrainer:
+    return LogisticTrainer(federation.clients, training.work, training.l2)
+
+
+def _limit_key(name: str, composition: Composition) -> tuple[str, bool]:
+    """Return what methods with one limit share."""
+    memory = composition.standing is not None
+    return (name if memory else composition.weights, composition.follows_work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ from fedipw.data.mechanisms import (
     TraceAvailability,
 )
 from fedipw.data.testbed import Testbed
+from fedipw.engine import RuleSettings
+from fedipw.engine.rules import RULE_SETTINGS
 from fedipw.errors import InputError
 from fedipw.experiments.scenario import (
     PAPER_METHODS,
@@ -67,7 +69,7 @@ def scenario_from(path: Path) -> Scenario:
 
 def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
     """Return the scenario of a parsed table; ``path`` is for messages and relative files."""
-    known = (*_TOP, *_SECTIONS, "participation")
+    known = (*_TOP, *_SECTIONS, "participation", "rules")
     for key in table:
         if key not in known:
             raise InputError(f"{path}: unknown key {key!r}{_hint(key, known)}")
@@ -81,6 +83,8 @@ def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
             given[name] = _section(kind, table[name], f"{path}: [{name}]")
     if "participation" in table:
         given["participation"] = _participation(table["participation"], path)
+    if "rules" in table:
+        given["rules"] = _rules(table["rules"], path)
     return Scenario(**{"methods": PAPER_METHODS, **given})
 
 
@@ -96,6 +100,27 @@ def _participation(table: Any, path: Path) -> ParticipationMechanism:
     if isinstance(mechanism, TraceAvailability):
         return replace(mechanism, path=path.parent / mechanism.path)
     return mechanism  # type: ignore[no-any-return]
+
+
+def _rules(table: Any, path: Path) -> RuleSettings:
+    """Return the settings of rules, ``[rules.fedprox] mu = 0.2`` and so on."""
+    where = f"{path}: [rules]"
+    if not isinstance(table, dict):
+        raise InputError(f"{where} must be a table.")
+    for name in table:
+        if name not in RULE_SETTINGS:
+            raise InputError(f"{where} unknown rule {name!r}{_hint(name, tuple(RULE_SETTINGS))}")
+    defaults = RuleSettings()
+    made: dict[str, Any] = {}
+    for name, given in table.items():
+        whole = _with_defaults(getattr(defaults, name), given)
+        made[name] = _section(RULE_SETTINGS[name], whole, f"{path}: [rules.{name}]")
+    return RuleSettings(**made)
+
+
+def _with_defaults(default: Any, table: Any) -> Any:
+    """Return a rule's table with what it leaves out: a rule's defaults are not its class's."""
+    return {**asdict(default), **table} if isinstance(table, dict) else table
 
 
 def _section(kind: type[T], table: Any, where: str) -> T:

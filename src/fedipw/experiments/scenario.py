@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -24,7 +24,16 @@ from fedipw.data.population import Population
 from fedipw.data.streams import Streams
 from fedipw.data.terms import formula_terms, term_of
 from fedipw.data.testbed import Testbed
-from fedipw.engine import Federation, LocalWork, Simulation, Training, tail_length
+from fedipw.engine import (
+    Composition,
+    Federation,
+    LocalWork,
+    RuleSettings,
+    Simulation,
+    Standing,
+    Training,
+    tail_length,
+)
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive
 from fedipw.propensity import (
@@ -34,9 +43,11 @@ from fedipw.propensity import (
     enrollment_fit,
 )
 from fedipw.theory import FederatedLogistic, target_weights
-from fedipw.weights import Balance, Facts, Target, Weigher, method_named
+from fedipw.weights import Balance, Facts, Target, Weigher
+from fedipw.weights.gaps import Gaps
+from fedipw.weights.recipes import Recipe, recipe_named
 from fedipw.weights.registry import Method, SourceKind
-from fedipw.weights.schemes import enrollment_weights_of
+from fedipw.weights.schemes import FedAvg, Scheme
 from fedipw.weights.sources import Collapsed, Known, Propensities, TwoStage, Units, Unmodelled
 
 if TYPE_CHECKING:
@@ -62,7 +73,9 @@ class Classifier(Enum):
 class TrainingSettings:
     """Local work, server step and the objective's penalty.
 
-    With ``steps_coefficients`` client i does max(1, round(local_steps + Z_i'c)) local steps.
+    With ``steps_coefficients`` client i does max(1, round(local_steps + Z_i'c)) local steps. With
+    ``secure_sum`` the server may see weighted sums only, so methods that read single updates are
+    refused; the sum itself is exact here.
     """
 
     local_steps: int = 1
@@ -72,6 +85,7 @@ class TrainingSettings:
     l2: float = 0.05
     tail: float = 0.2
     steps_coefficients: Mapping[str, float] = field(default_factory=dict)
+    secure_sum: bool = False
 
     def training(self, population: Population) -> Training:
         """Return the engine's settings for a population."""
@@ -122,6 +136,7 @@ class Scenario:
     participation: ParticipationMechanism = field(default_factory=DailyParticipation)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     propensity: PropensitySettings = field(default_factory=PropensitySettings)
+    rules: RuleSettings = field(default_factory=RuleSettings)
 
     def __post_init__(self) -> None:
         check_positive(self.rounds, "rounds")
@@ -129,9 +144,23 @@ class Scenario:
             raise InputError(f"seed must be 0 or more, not {self.seed}.")
         tail_length(self.rounds, self.training.tail)
         for name in self.methods:
-            method_named(name)
+            self._check(recipe_named(name))
         if len(set(self.methods)) != len(self.methods):
             raise InputError(f"Each method can be run once, not {', '.join(self.methods)}.")
+
+    def _check(self, recipe: Recipe) -> None:
+        """Raise if a method does not go with the other settings."""
+        if self.training.secure_sum and recipe.memory is not None:
+            raise InputError(
+                f"{recipe.name} keeps each client's latest vector ({recipe.memory}), and a secure "
+                "sum shows the server none of them, only their weighted sum. Choose a method "
+                "without memory, or leave secure_sum out."
+            )
+        if self.trim is not None and not recipe.weighs_replies:
+            raise InputError(
+                f"trim cuts the weights of replies, and {recipe.name} has none: {recipe.memory} "
+                "combines by memory. Leave trim out, or the method."
+            )
 
     @property
     def has_limits(self) -> bool:
@@ -156,19 +185,14 @@ class Scenario:
             participation=process,
             enrollment_prob=prob,
         )
-        weighers = _weighers(self, federation)
+        built = _Built(self, federation)
         return Simulation(
             federation,
-            weighers,
+            built.weighers(),
             self.training.training(population),
             streams.training,
+            compositions=built.compositions(),
             limits_from=self.rounds // 2 + 1 if limits else None,
-            memories={
-                name: enrollment_weights_of(scheme)
-                for weigher in weighers
-                for name, scheme in weigher.schemes.items()
-                if method_named(name).memory
-            },
         )
 
     def settings(self) -> dict[str, Any]:
@@ -186,18 +210,110 @@ class Scenario:
         return FederatedLogistic(federation.clients, self.training.l2, weights)
 
 
-def _weighers(scenario: Scenario, federation: Federation) -> list[Weigher]:
-    """Return one weigher for each kind of probabilities the methods need."""
-    methods = [method_named(name) for name in scenario.methods]
-    facts = _facts(scenario, federation, methods)
-    weighers = []
-    for kind in SourceKind:
-        mine = [m for m in methods if m.source is kind]
-        if mine:
-            source = _source(kind, mine, scenario, federation)
-            schemes = {m.name: m.scheme_for(facts, scenario.target) for m in mine}
-            weighers.append(Weigher(source, schemes, trim=scenario.trim))
-    return weighers
+@final
+class _Built:
+    """The weighers and compositions of a scenario's methods."""
+
+    def __init__(self, scenario: Scenario, federation: Federation) -> None:
+        self._scenario, self._federation = scenario, federation
+        self._recipes = [recipe_named(name) for name in scenario.methods]
+        self._facts = _facts(scenario, federation, [r.method for r in self._recipes])
+        self._schemes: dict[str, Scheme] = {}
+        self._enrollment_prob: FloatArray | None = None
+
+    def weighers(self) -> list[Weigher]:
+        """Return one weigher for each kind of probabilities the methods need."""
+        weighers = []
+        for kind in SourceKind:
+            mine = [r for r in self._recipes if r.source is kind]
+            if mine:
+                source = self._source(kind, any(r.method.uses_enrollment for r in mine))
+                schemes = {r.weighting: self._reply_scheme(r) for r in mine}
+                weighers.append(Weigher(source, schemes, trim=self._scenario.trim))
+        return weighers
+
+    def compositions(self) -> dict[str, Composition]:
+        """Return how each method trains."""
+        start = np.zeros(self._federation.clients.n_parameters)
+        rules = self._scenario.rules
+        return {
+            r.name: Composition.of(r, rules, start, self._standing(r) if r.memory else None)
+            for r in self._recipes
+        }
+
+    def _scheme(self, method: Method) -> Scheme:
+        """Return a weighting's scheme, made once however many methods share it."""
+        if method.name not in self._schemes:
+            made = method.scheme_for(self._facts, self._scenario.target)
+            self._schemes[method.name] = made
+        return self._schemes[method.name]
+
+    def _reply_scheme(self, recipe: Recipe) -> Scheme:
+        """Return the scheme of a round's replies: a plain mean where memory does the weighing."""
+        return self._scheme(recipe.method) if recipe.weighs_replies else FedAvg()
+
+    def _standing(self, recipe: Recipe) -> Standing:
+        kind, fitted = recipe.method.source, recipe.method.uses_enrollment
+        return Standing.of(self._scheme(recipe.method), self._units(kind, fitted))
+
+    def _units(self, kind: SourceKind, fitted: bool) -> Units:
+        """Return the clients with the enrollment probabilities of a source, fitted if needed."""
+        population, truth = self._federation.population, self._federation.enrollment_prob
+        prob = np.ones(population.size)
+        if kind is SourceKind.KNOWN:
+            if truth is None:
+                raise InputError("The oracle needs true enrollment probabilities.")
+            prob = truth
+        elif kind in {SourceKind.TWO_STAGE, SourceKind.GAPS} and fitted:
+            prob = self._fitted()
+        return Units(
+            unit_ids=population.unit_ids,
+            sample_counts=self._federation.clients.counts,
+            enrolled=population.enrolled,
+            enrollment_prob=prob,
+            static=population.matrix(),
+        )
+
+    def _fitted(self) -> FloatArray:
+        """Return fitted enrollment probabilities, (N,), fitted once."""
+        if self._enrollment_prob is None:
+            settings = self._scenario.propensity
+            self._enrollment_prob = enrollment_fit(
+                self._federation.population,
+                settings.enrollment_columns,
+                classifier=settings.classifier.estimator(),
+                folds=settings.folds,
+                rng=_folding(self._scenario, "enrollment"),
+            ).prob
+        return self._enrollment_prob
+
+    def _source(self, kind: SourceKind, fitted: bool) -> Propensities:
+        units = self._units(kind, fitted)
+        if kind is SourceKind.NONE:
+            return Unmodelled(units)
+        if kind is SourceKind.KNOWN:
+            return Known(units)
+        if kind is SourceKind.GAPS:
+            return Gaps(units, self._scenario.rules.fedau.cutoff)
+        if kind is SourceKind.COLLAPSED:
+            return Collapsed(units, self._participation(units.static, "collapsed"))
+        static = units.static[units.enrolled]
+        return TwoStage(units, self._participation(static, "participation"))
+
+    def _participation(self, static: FloatArray, stage: str) -> ParticipationModel:
+        settings = self._scenario.propensity
+        how = ParticipationSettings(
+            window=settings.window,
+            classifier=settings.classifier.estimator(),
+            folds=settings.folds,
+            per_coefficient=settings.per_coefficient,
+            history=settings.history,
+        )
+        names, columns = (
+            self._federation.population.covariates,
+            self._federation.participation.columns,
+        )
+        return ParticipationModel(static, names, columns, how, _folding(self._scenario, stage))
 
 
 def _facts(scenario: Scenario, federation: Federation, methods: Sequence[Method]) -> Facts:
@@ -221,58 +337,6 @@ def _facts(scenario: Scenario, federation: Federation, methods: Sequence[Method]
     )
 
 
-def _source(
-    kind: SourceKind,
-    methods: Sequence[Method],
-    scenario: Scenario,
-    federation: Federation,
-) -> Propensities:
-    population = federation.population
-    if kind is SourceKind.NONE:
-        return Unmodelled(_units(federation, np.ones(population.size)))
-    if kind is SourceKind.KNOWN:
-        if federation.enrollment_prob is None:
-            raise InputError("The oracle needs true enrollment probabilities.")
-        return Known(_units(federation, federation.enrollment_prob))
-    settings = scenario.propensity
-    participation = ParticipationSettings(
-        window=settings.window,
-        classifier=settings.classifier.estimator(),
-        folds=settings.folds,
-        per_coefficient=settings.per_coefficient,
-        history=settings.history,
-    )
-    static, names = population.matrix(), population.covariates
-    columns = federation.participation.columns
-    if kind is SourceKind.COLLAPSED:
-        units = _units(federation, np.ones(population.size))
-        rng = _folding(scenario, "collapsed")
-        return Collapsed(units, ParticipationModel(static, names, columns, participation, rng))
-    prob = np.ones(population.size)
-    if any(m.uses_enrollment for m in methods):
-        prob = enrollment_fit(
-            population,
-            settings.enrollment_columns,
-            classifier=settings.classifier.estimator(),
-            folds=settings.folds,
-            rng=_folding(scenario, "enrollment"),
-        ).prob
-    rng = _folding(scenario, "participation")
-    model = ParticipationModel(static[population.enrolled], names, columns, participation, rng)
-    return TwoStage(_units(federation, prob), model)
-
-
 def _folding(scenario: Scenario, stage: str) -> np.random.Generator:
     """Return the chance of a stage's folds, whichever methods run."""
     return np.random.default_rng([scenario.seed, *stage.encode()])
-
-
-def _units(federation: Federation, enrollment_prob: FloatArray) -> Units:
-    population = federation.population
-    return Units(
-        unit_ids=population.unit_ids,
-        sample_counts=federation.clients.counts,
-        enrolled=population.enrolled,
-        enrollment_prob=enrollment_prob,
-        static=population.matrix(),
-    )

@@ -24,6 +24,7 @@ from fedipw.theory import (
     weight_errors,
 )
 from fedipw.weights import Target
+from fedipw.weights.recipes import recipe_named
 
 ODDS_RATIOS = (1.05, 1.1, 1.25, 1.5, 2.0)
 
@@ -108,6 +109,8 @@ def method_report(
     unequal = "outside the theorem: clients differ in local steps; " * bool(
         training.steps_coefficients
     )
+    if recipe_named(method).rules or recipe_named(method).memory:
+        unequal = "outside the theorem, which is about weighted sums alone; " + unequal
     return {
         "weight_error": asdict(errors),
         "first_order_floor": first_order_floor(target, ratio),

@@ -38,6 +38,7 @@ class Source(Enum):
     ROUND_RATE = "reply rate of this round"
     SEPARATED_RATE = "reply rate, the model separates"
     UNCONVERGED_RATE = "reply rate, the model did not converge"
+    GAPS = "mean gap between replies"
     KNOWN = "known"
     NONE = "not modelled"
 

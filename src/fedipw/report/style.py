@@ -34,6 +34,19 @@ LOOKS = {
     "calibrated-noise-aware": Look("Calibrated, noise-aware", "#D55E00", "-", "h"),
     "efficient": Look("Efficient", "#882255", "-", "p"),
 }
+RULE_LABELS = {
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "fedau": "FedAU",
+    "scaffold": "SCAFFOLD",
+    "mifa": "MIFA",
+    "fedvarp": "FedVARP",
+    "amplified": "Amplified FedAvg",
+    "fedavgm": "Server momentum",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+}
+_RULE_MARKERS = dict(zip(RULE_LABELS, "v^<>sPXd*h", strict=True))
 _OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 SETTINGS: dict[Any, Any] = {
@@ -50,7 +63,30 @@ SETTINGS: dict[Any, Any] = {
 
 
 def look_of(method: str) -> Look:
-    """Return the look of a method; Hájek forms share their method's colour, dash-dotted."""
+    """Return the look of a method; Hájek forms share their method's colour, dash-dotted.
+
+    A rule joined to a weighting has the weighting's colour and the rule's marker; alone it has the
+    colour of what it weighs by, FedAvg's or participation-only's.
+
+    >>> look_of("scaffold+fedipw").label
+    'SCAFFOLD + FedIPW'
+    """
+    *rules, last = method.split("+")
+    if last in RULE_LABELS:
+        rules.append(last)
+        last = "participation-only" if "fedau" in rules else "fedavg"
+        return _joined(rules, _weighting_look(last), "")
+    look = _weighting_look(last)
+    return _joined(rules, look, look.label) if rules else look
+
+
+def _joined(rules: list[str], look: Look, label: str) -> Look:
+    names = [RULE_LABELS.get(rule, rule) for rule in rules]
+    marker = _RULE_MARKERS.get(rules[0], "x")
+    return Look(" + ".join([*names, *([label] if label else [])]), look.colour, ":", marker)
+
+
+def _weighting_look(method: str) -> Look:
     base = method.removesuffix("-hajek")
     found = LOOKS.get(base)
     if found is None:

@@ -42,17 +42,29 @@ class LimitWeights:
         scheme: Scheme,
         units: RoundReplies,
         participation_prob: FloatArray,
+        *,
         trim: float | None = None,
+        work: FloatArray | None = None,
     ) -> None:
-        """Add a round: all N units as the scheme sees them, and their true participation, (N,)."""
+        """Add a round: all N units as the scheme sees them, and their true participation, (N,).
+
+        ``work`` (N,) multiplies weights where clients do unequal local work: to first order in the
+        local step an update is its client's gradient times the number of steps.
+        """
         stages = (self._enrolled.astype(np.float64), self._enrollment_prob)
         for row, (of, stage) in enumerate(
             zip((scheme, over_enrollment(scheme)), stages, strict=True)
         ):
-            self._sums[row] += expected_weights(of, units, stage * participation_prob, trim=trim)
+            mean = expected_weights(of, units, stage * participation_prob, trim=trim)
+            self._sums[row] += mean if work is None else mean * work
         self._rounds += 1
         true = float((self._enrollment_prob * participation_prob).min())
         self._least = min(self._least, true, float(units.inclusion_prob.min()))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds added."""
+        return self._rounds
 
     @property
     def least_inclusion_prob(self) -> float:

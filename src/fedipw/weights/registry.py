@@ -43,6 +43,17 @@ class SourceKind(Enum):
     TWO_STAGE = "two-stage"
     KNOWN = "known"
     COLLAPSED = "collapsed"
+    GAPS = "gaps"
+
+
+class Slot(Enum):
+    """What a rule decides; a method has at most one rule for each."""
+
+    LOCAL = "each client's local loss"
+    WORK = "how unequal local work is evened out"
+    PARTICIPATION = "where participation probabilities come from"
+    MEMORY = "what is remembered of each client"
+    SERVER = "the server's step"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +189,19 @@ METHODS: Mapping[str, Method] = {
     )
 }
 
+RULES: Mapping[str, Slot] = {
+    "fedprox": Slot.LOCAL,
+    "fednova": Slot.WORK,
+    "fedau": Slot.PARTICIPATION,
+    "scaffold": Slot.MEMORY,
+    "mifa": Slot.MEMORY,
+    "fedvarp": Slot.MEMORY,
+    "amplified": Slot.SERVER,
+    "fedavgm": Slot.SERVER,
+    "fedadam": Slot.SERVER,
+    "fedyogi": Slot.SERVER,
+}
+
 
 def method_named(name: str) -> Method:
     """Return a method, or an error with the nearest name.
@@ -190,6 +214,11 @@ def method_named(name: str) -> Method:
     fedipw.errors.InputError: No method 'fedpiw'; did you mean fedipw? Known: fedavg, ...
     """
     if name not in METHODS:
+        if set(name.split("+")) & set(RULES):
+            raise InputError(
+                f"{name!r} is a way of training, for fedipw simulate and fedipw study. Here a "
+                f"method gives one weight per reply: {', '.join(METHODS)}."
+            )
         near = get_close_matches(name, METHODS, n=1)
         hint = f" did you mean {near[0]}?" if near else ""
         raise InputError(f"No method {name!r};{hint} Known: {', '.join(METHODS)}.")
