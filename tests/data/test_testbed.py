@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.special import expit
 
-from fedipw.data import Testbed, TestbedDraw
+from fedipw.data import PopulationDraw, Testbed
 from fedipw.errors import InputError
 from fedipw.numerics.types import FloatArray
 
@@ -18,11 +18,11 @@ FALSE_ALARM = 1e-6  # of each comparison of a statistic with its law, two-sided
 LIMIT = float(stats.norm.isf(FALSE_ALARM / 2))
 
 
-def draw(seed: int = 0, **settings: Any) -> TestbedDraw:
+def draw(seed: int = 0, **settings: Any) -> PopulationDraw:
     return Testbed(**settings).draw(np.random.default_rng(seed))
 
 
-def all_bytes(drawn: TestbedDraw) -> tuple[bytes, ...]:
+def all_bytes(drawn: PopulationDraw) -> tuple[bytes, ...]:
     data = drawn.clients
     return (
         drawn.population.matrix().tobytes(),

@@ -6,12 +6,15 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedipw.data import Testbed
 from fedipw.data.mechanisms import (
     DataAvailability,
     LogisticEnrollment,
     MarkovAvailability,
     TraceAvailability,
+    WaveParticipation,
 )
+from fedipw.data.realdata import RealPopulation
 from fedipw.errors import InputError
 from fedipw.experiments.config import scenario_from
 from fedipw.experiments.scenario import Classifier, Scenario
@@ -71,6 +74,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert (scenario.seed, scenario.rounds, scenario.trim) == (4, 30, 20.0)
     assert scenario.methods == ("fedavg", "fedprox+fedipw-hajek")
     assert scenario.target is Target.SAMPLE
+    assert isinstance(scenario.population, Testbed)
     assert scenario.population.loadings == (1.0, 0.5, 0.0)
     assert scenario.enrollment == LogisticEnrollment(strength=0.5, coefficients={"z1": 1.0})
     assert scenario.participation == MarkovAvailability(memory=0.5)
@@ -97,9 +101,33 @@ def test_other_participation_kinds(tmp_path: Path) -> None:
     assert trace.participation == TraceAvailability(path=tmp_path / "t.csv")
 
 
+def test_real_populations_and_observed_waves(tmp_path: Path) -> None:
+    text = """
+    rounds = 20
+    methods = ["fedavg", "scaffold+fedipw"]
+    [population]
+    kind = "real"
+    name = "nlswork"
+    size = 300
+    [enrollment]
+    coefficients = { schooling = 1.0 }
+    [participation]
+    kind = "waves"
+    """
+    scenario = scenario_from(written(tmp_path, text))
+    assert scenario.population == RealPopulation(name="nlswork", size=300)
+    assert scenario.participation == WaveParticipation()
+    summary = simulate(scenario, tmp_path / "run")
+    assert summary["population_size"] == 300
+    assert "errors" not in summary["methods"]["fedavg"]  # who replied is observed: no limits
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[population]\nkind = 'reel'", r"\[population\] kind = 'reel'; did you mean 'real'"),
+        ("[population]\nkind = 'real'\nname = 'iris'", r"iris"),
+        ("[population]\nkind = 'real'\nrows = 3", r"\[population\] unknown key 'rows'"),
         ("sed = 1", r"unknown key 'sed'; did you mean 'seed'"),
         ("[enrolment]\nrate = 0.1", r"unknown key 'enrolment'; did you mean 'enrollment'"),
         ("[enrollment]\nstrenght = 1", r"\[enrollment\] unknown key 'strenght'; did you mean"),

@@ -9,7 +9,7 @@ from fedipw.data.population import Population
 from fedipw.data.tablefile import TableFile
 from fedipw.data.tables import read_table, write_table
 from fedipw.data.targets import Targets
-from fedipw.data.testbed import Testbed, TestbedDraw
+from fedipw.data.testbed import PopulationDraw, PopulationModel, Testbed
 
 __all__ = [
     "Block",
@@ -21,10 +21,11 @@ __all__ = [
     "Missing",
     "Partitions",
     "Population",
+    "PopulationDraw",
+    "PopulationModel",
     "TableFile",
     "Targets",
     "Testbed",
-    "TestbedDraw",
     "bound_design",
     "read_table",
     "sum_over",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,13 +20,19 @@ _BLOCK_CLIENTS = 4096  # part of the definition of a draw: features and labels a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TestbedDraw:
+class PopulationDraw:
     """One finite population: its table (no enrollment yet) and every client's data."""
-
-    __test__ = False  # not a test class
 
     population: Population
     clients: ClientData
+
+
+class PopulationModel(Protocol):
+    """Where finite populations come from: the testbed, or real clients."""
+
+    def draw(self, rng: np.random.Generator) -> PopulationDraw:
+        """Return a population and its clients' data."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ class Testbed:
             self.coefficient_norm * w0 / np.linalg.norm(w0),
         )
 
-    def draw(self, rng: np.random.Generator) -> TestbedDraw:
+    def draw(self, rng: np.random.Generator) -> PopulationDraw:
         """Return a population and its clients' data, (D1)."""
         N = self.size
         Z = np.empty((N, 3))
@@ -94,7 +100,7 @@ class Testbed:
         Z[:, 1] = np.clip(rng.standard_normal(N), -self.clip, self.clip)
         Z[:, 2] = rng.standard_normal(N)
         columns = {"unit_id": np.arange(N), **{f"z{j + 1}": Z[:, j] for j in range(3)}}
-        return TestbedDraw(population=Population.of(columns), clients=self.clients_given(Z, rng))
+        return PopulationDraw(population=Population.of(columns), clients=self.clients_given(Z, rng))
 
     def clients_given(self, Z: FloatArray, rng: np.random.Generator) -> ClientData:
         """Return data of clients with these covariates (n, 3), all but Z drawn anew."""

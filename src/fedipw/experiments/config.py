@@ -19,8 +19,10 @@ from fedipw.data.mechanisms import (
     MarkovAvailability,
     ParticipationMechanism,
     TraceAvailability,
+    WaveParticipation,
 )
-from fedipw.data.testbed import Testbed
+from fedipw.data.realdata import RealPopulation
+from fedipw.data.testbed import PopulationModel, Testbed
 from fedipw.engine import RuleSettings
 from fedipw.engine.rules import RULE_SETTINGS
 from fedipw.errors import InputError
@@ -39,9 +41,10 @@ PARTICIPATION: Mapping[str, type] = {
     "markov": MarkovAvailability,
     "data": DataAvailability,
     "trace": TraceAvailability,
+    "waves": WaveParticipation,
 }
+POPULATION: Mapping[str, type] = {"testbed": Testbed, "real": RealPopulation}
 _SECTIONS: Mapping[str, type] = {
-    "population": Testbed,
     "enrollment": LogisticEnrollment,
     "training": TrainingSettings,
     "propensity": PropensitySettings,
@@ -69,7 +72,7 @@ def scenario_from(path: Path) -> Scenario:
 
 def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
     """Return the scenario of a parsed table; ``path`` is for messages and relative files."""
-    known = (*_TOP, *_SECTIONS, "participation", "rules")
+    known = (*_TOP, *_SECTIONS, "population", "participation", "rules")
     for key in table:
         if key not in known:
             raise InputError(f"{path}: unknown key {key!r}{_hint(key, known)}")
@@ -81,6 +84,8 @@ def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
     for name, kind in _SECTIONS.items():
         if name in table:
             given[name] = _section(kind, table[name], f"{path}: [{name}]")
+    if "population" in table:
+        given["population"] = _population(table["population"], path)
     if "participation" in table:
         given["participation"] = _participation(table["participation"], path)
     if "rules" in table:
@@ -88,18 +93,26 @@ def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
     return Scenario(**{"methods": PAPER_METHODS, **given})
 
 
+def _population(table: Any, path: Path) -> PopulationModel:
+    model: PopulationModel = _of_kind(POPULATION, "testbed", table, f"{path}: [population]")
+    return model
+
+
 def _participation(table: Any, path: Path) -> ParticipationMechanism:
-    where = f"{path}: [participation]"
-    if not isinstance(table, dict):
-        raise InputError(f"{where} must be a table.")
-    kind = table.get("kind", "daily")
-    if kind not in PARTICIPATION:
-        raise InputError(f"{where} kind = {kind!r}{_hint(str(kind), tuple(PARTICIPATION))}")
-    rest = {k: v for k, v in table.items() if k != "kind"}
-    mechanism: Any = _section(PARTICIPATION[kind], rest, where)
+    mechanism: Any = _of_kind(PARTICIPATION, "daily", table, f"{path}: [participation]")
     if isinstance(mechanism, TraceAvailability):
         return replace(mechanism, path=path.parent / mechanism.path)
     return mechanism  # type: ignore[no-any-return]
+
+
+def _of_kind(kinds: Mapping[str, type], default: str, table: Any, where: str) -> Any:
+    """Return what a table with a ``kind`` describes."""
+    if not isinstance(table, dict):
+        raise InputError(f"{where} must be a table.")
+    kind = table.get("kind", default)
+    if kind not in kinds:
+        raise InputError(f"{where} kind = {kind!r}{_hint(str(kind), tuple(kinds))}")
+    return _section(kinds[kind], {k: v for k, v in table.items() if k != "kind"}, where)
 
 
 def _rules(table: Any, path: Path) -> RuleSettings:

@@ -17,13 +17,14 @@ from fedipw.data.mechanisms import (
     LogisticEnrollment,
     ParticipationMechanism,
     TraceAvailability,
+    WaveParticipation,
     enrollment_draw,
 )
 from fedipw.data.mechanisms.base import score_of
 from fedipw.data.population import Population
 from fedipw.data.streams import Streams
 from fedipw.data.terms import formula_terms, term_of
-from fedipw.data.testbed import Testbed
+from fedipw.data.testbed import PopulationModel, Testbed
 from fedipw.engine import (
     Composition,
     Federation,
@@ -131,7 +132,7 @@ class Scenario:
     methods: Sequence[str] = PAPER_METHODS
     target: Target = Target.CLIENT
     trim: float | None = None
-    population: Testbed = field(default_factory=Testbed)
+    population: PopulationModel = field(default_factory=Testbed)
     enrollment: EnrollmentMechanism = field(default_factory=LogisticEnrollment)
     participation: ParticipationMechanism = field(default_factory=DailyParticipation)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -164,8 +165,9 @@ class Scenario:
 
     @property
     def has_limits(self) -> bool:
-        """Whether limits can be computed: not from a trace, nor from reply histories."""
-        return not (isinstance(self.participation, TraceAvailability) or self.propensity.history)
+        """Whether limits can be computed: not from observed replies, nor from reply histories."""
+        observed = isinstance(self.participation, TraceAvailability | WaveParticipation)
+        return not (observed or self.propensity.history)
 
     def simulation(self, *, limits: bool = True) -> Simulation:
         """Return the run before its first round.
@@ -197,7 +199,11 @@ class Scenario:
 
     def settings(self) -> dict[str, Any]:
         """Return every setting as plain values, for records and fingerprints."""
-        named = {**asdict(self), "participation_kind": type(self.participation).__name__}
+        named = {
+            **asdict(self),
+            "participation_kind": type(self.participation).__name__,
+            "population_kind": type(self.population).__name__,
+        }
         plain: dict[str, Any] = json.loads(
             json.dumps(named, sort_keys=True, default=lambda v: getattr(v, "value", str(v)))
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedipw.data.testbed import Testbed
 from fedipw.engine import Simulation
 from fedipw.experiments.scenario import Scenario
 from fedipw.theory import (
@@ -20,6 +21,7 @@ from fedipw.theory import (
     logistic_constants,
     lottery_term,
     redrawn_variance,
+    residual_variance,
     sensitivity_floor,
     weight_errors,
 )
@@ -74,13 +76,20 @@ def sensitivity_report(
 def enrollment_costs(
     scenario: Scenario, run: Simulation, target: FederatedLogistic
 ) -> dict[str, float]:
-    """Return what one draw of enrollment costs on average: the oracle (L3), and at least (T9)."""
+    """Return what one draw of enrollment costs on average: the oracle (L3), and at least (T9).
+
+    Clients' gradients are drawn anew on the testbed; of real clients there is one draw, and the
+    residuals of a regression on Z stand for it.
+    """
     prob = run.federation.enrollment_prob
     if prob is None:
         return {}
     theta, rng = target.minimum().point, np.random.default_rng([scenario.seed, 2])
     Z = run.federation.population.matrix()
-    variance = redrawn_variance(scenario.population, Z, theta, target.l2, rng)
+    if isinstance(scenario.population, Testbed):
+        variance = redrawn_variance(scenario.population, Z, theta, target.l2, rng)
+    else:
+        variance = residual_variance(target.client_gradients(theta), Z)
     return {
         "lottery_term": lottery_term(target, prob),
         "efficiency_bound": efficiency_bound(target, prob, variance),

@@ -14,7 +14,7 @@ from fedipw.data.mechanisms import DailyParticipation, LogisticEnrollment
 from fedipw.data.mechanisms.base import RoundDraw, score_of
 from fedipw.data.population import Population
 from fedipw.data.streams import Streams
-from fedipw.data.testbed import Testbed, TestbedDraw
+from fedipw.data.testbed import PopulationDraw, Testbed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class World:
         )  # fmt: skip
 
     @cached_property
-    def drawn(self) -> TestbedDraw:
+    def drawn(self) -> PopulationDraw:
         """Covariates and data of all clients."""
         return Testbed(size=self.size, rows=ROWS).draw(Streams.of(self.seed).population)
 

@@ -10,6 +10,7 @@ from fedipw.data.mechanisms.base import (
 from fedipw.data.mechanisms.daily import DailyParticipation
 from fedipw.data.mechanisms.enrollment import LogisticEnrollment, enrollment_draw
 from fedipw.data.mechanisms.trace import TraceAvailability
+from fedipw.data.mechanisms.waves import WaveParticipation
 
 __all__ = [
     "DailyParticipation",
@@ -21,5 +22,6 @@ __all__ = [
     "ParticipationProcess",
     "RoundDraw",
     "TraceAvailability",
+    "WaveParticipation",
     "enrollment_draw",
 ]
