@@ -158,3 +158,13 @@ class InfeasibleError(FedIPWError, ValueError):
                 f"{self.least_slack:.4g} standard deviations of its target)."
             )
         return f"{text} Ways out: {'; '.join(self.ways_out)}." if self.ways_out else text
+
+
+class WorkerLostError(FedIPWError, RuntimeError):
+    """A worker process ended before its task did."""
+
+    def __str__(self) -> str:
+        return (
+            "A worker process was ended from outside, most often by the system for want of "
+            "memory. Try fewer --workers."
+        )

@@ -17,14 +17,15 @@ from rich.table import Table
 from fedipw.cli.audit import audit
 from fedipw.cli.calibrate import calibrate
 from fedipw.cli.evaluate import evaluate
+from fedipw.cli.study import study
 from fedipw.cli.terminal import bar
 from fedipw.cli.weights import weights
-from fedipw.errors import FedIPWError, InfeasibleError, PositivityError
+from fedipw.errors import FedIPWError, InfeasibleError, PositivityError, WorkerLostError
 
 if TYPE_CHECKING:
     import polars as pl
 
-BAD_INPUT, INFEASIBLE, UNREACHED = 2, 3, 4
+UNEXPECTED, BAD_INPUT, INFEASIBLE, UNREACHED = 1, 2, 3, 4
 
 app = typer.Typer(
     name="fedipw",
@@ -122,6 +123,7 @@ app.command("calibrate")(calibrate)
 app.command("weights")(weights)
 app.command("evaluate")(evaluate)
 app.command("audit")(audit)
+app.command("study")(study)
 
 
 def _print_figure(summary: pl.DataFrame) -> None:
@@ -179,4 +181,6 @@ def main() -> None:
 def _code(error: FedIPWError) -> int:
     if isinstance(error, InfeasibleError):
         return INFEASIBLE
+    if isinstance(error, WorkerLostError):
+        return UNEXPECTED
     return UNREACHED if isinstance(error, PositivityError) else BAD_INPUT

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-from threadpoolctl import threadpool_limits
 
 from fedipw.data.mechanisms import LogisticEnrollment
 from fedipw.engine import tail_length
 from fedipw.errors import InputError
 from fedipw.experiments.files import check_directory, environment, staged
 from fedipw.experiments.noise import NOISE, NOISY_METHODS, NoisyLimit, noisy_limits
+from fedipw.experiments.pool import pooled
 from fedipw.experiments.scenario import PAPER_METHODS, Scenario
 from fedipw.experiments.theory import enrollment_costs
-from fedipw.numerics.threads import limit_threads
 from fedipw.report.figure1 import Curve, draw_figure
 from fedipw.report.page import figure_page
 from fedipw.theory import error_parts
@@ -169,7 +166,8 @@ def reproduce(
     began = time.perf_counter()
     cells = settings.cells()
     results = []
-    for result in _results(cells, settings.workers):
+    warm = replace(cells[0], rounds=3)
+    for result in pooled(Cell.result, cells, settings.workers, warm=warm):
         results.append(result)
         if progress is not None:
             progress(len(results), len(cells))
@@ -192,28 +190,6 @@ def reproduce(
         (stage / "index.html").write_text(page, encoding="utf-8")
     costs = manifest["enrollment_costs"]
     return FigureTables(summary=summary, errors=limits, costs=costs)
-
-
-def _worker_setup() -> None:
-    limit_threads(1)
-    threadpool_limits(1)
-
-
-def _run(cell: Cell) -> CellResult:
-    return cell.result()
-
-
-def _results(cells: Sequence[Cell], workers: int) -> Iterable[CellResult]:
-    """Yield results as they come; the first cell compiles for all before others start."""
-    if workers == 1:
-        yield from (cell.result() for cell in cells)
-        return
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_worker_setup) as pool:
-        warm = replace(cells[0], rounds=3)
-        pool.submit(_run, warm).result()
-        for future in as_completed([pool.submit(_run, cell) for cell in cells]):
-            yield future.result()
 
 
 def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFrame:

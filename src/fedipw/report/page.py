@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from fedipw.report.style import look_of
 
-_TEMPLATES = Environment(
+TEMPLATES = Environment(
     loader=PackageLoader("fedipw.report"),
     autoescape=select_autoescape(default=True),
     undefined=StrictUndefined,
@@ -44,9 +44,9 @@ def figure_page(
         _errors(errors),
     )
     tables = [t for t in every if t.rows]
-    return _TEMPLATES.get_template("figure.html").render(
+    return TEMPLATES.get_template("figure.html").render(
         title="fedipw: federated learning under two-stage selection",
-        svg=_inline(svg),
+        svg=inline_svg(svg),
         tables=tables,
         manifest=manifest,
         seeds=manifest["settings"]["seeds"],
@@ -68,7 +68,7 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:.{digits}g}" if abs(value) >= 1e-4 else f"{value:.1e}"
 
 
-def _inline(svg: Path) -> Markup:
+def inline_svg(svg: Path) -> Markup:
     """Return the drawing without its XML prologue, to stand inside a page we wrote ourselves."""
     text = svg.read_text(encoding="utf-8")
     return Markup(text[text.index("<svg") :])
