@@ -23,7 +23,7 @@ class World:
     def __post_init__(self) -> None:
         run = self.scenario.simulation(limits=False)
         federation = run.federation
-        self.clients, self.population = federation.clients, federation.population
+        self.clients, self.population = federation.rows, federation.population
         self.enrolled = [int(i) for i in np.flatnonzero(self.population.enrolled)]
         assert federation.enrollment_prob is not None
         self.true_enrollment = federation.enrollment_prob

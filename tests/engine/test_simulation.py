@@ -41,11 +41,11 @@ def test_a_run_equals_the_server_rule_round_by_round() -> None:
         who = np.flatnonzero(enrolled & draw.replied)
         weights = 1 / (120 * prob[who] * draw.participation_prob[who])
         updates = client_updates(
-            federation.clients, work, 0.05, RoundWork(clients=who, theta=fedavg, key=key)
+            federation.rows, work, 0.05, RoundWork(clients=who, theta=fedavg, key=key)
         )
         fedavg = fedavg + 1.3 * updates.mean(axis=0)
         updates = client_updates(
-            federation.clients, work, 0.05, RoundWork(clients=who, theta=oracle, key=key)
+            federation.rows, work, 0.05, RoundWork(clients=who, theta=oracle, key=key)
         )
         oracle = oracle + 1.3 * weights @ updates
     history = run.history()

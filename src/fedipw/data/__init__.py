@@ -1,5 +1,6 @@
 """Populations, client data, selection mechanisms and the synthetic testbed."""
 
+from fedipw.data.arrayclients import ArrayClients
 from fedipw.data.clients import ClientData
 from fedipw.data.design import Design, Missing, bound_design
 from fedipw.data.ledger import Ledger
@@ -12,6 +13,7 @@ from fedipw.data.targets import Targets
 from fedipw.data.testbed import PopulationDraw, PopulationModel, Testbed
 
 __all__ = [
+    "ArrayClients",
     "Block",
     "Blocks",
     "ClientData",

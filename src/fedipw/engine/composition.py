@@ -129,6 +129,12 @@ class Composition:
                 f"FedProx's pull times the local step is {pull:.3g} and must be below 1: lower mu "
                 "or the step size."
             )
+        if not (self.follows_work or trainer.plain_sgd):
+            raise InputError(
+                f"{'FedNova' if self.evened else 'SCAFFOLD'} needs local steps that are a step "
+                "size times a gradient, and these clients have an optimizer of their own: leave "
+                "it, or the rule, out."
+            )
         if self.evened and self.standing is not None:
             work = work_done(replace(task, proximal=self.proximal), trainer.work)
             self._mean_work = float(self.standing.enrollment_weights[task.clients] @ work)

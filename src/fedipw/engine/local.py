@@ -261,6 +261,11 @@ class Trainer(Protocol):
         """What each client does in a round."""
         ...
 
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a local step is the step size times a gradient, as SCAFFOLD and FedNova need."""
+        ...
+
     def updates(self, task: RoundWork) -> FloatArray:
         """Return each client's update (O2), (m, P)."""
         ...
@@ -278,6 +283,7 @@ class LogisticTrainer:
     clients: ClientData
     work: LocalWork = field(default_factory=LocalWork)
     l2: float = 0.05
+    plain_sgd = True
 
     @property
     def start(self) -> FloatArray:

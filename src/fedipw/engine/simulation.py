@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from fedipw.data.clients import ClientData
 from fedipw.engine.composition import Composition
 from fedipw.engine.history import History
 from fedipw.engine.local import LocalWork, LogisticTrainer, RoundWork, Trainer
@@ -18,7 +19,7 @@ from fedipw.theory.limit import LimitWeights
 from fedipw.weights.rounds import RoundOpening, RoundWeights
 
 if TYPE_CHECKING:
-    from fedipw.data.clients import ClientData
+    from fedipw.data.arrayclients import ArrayClients
     from fedipw.data.mechanisms import ParticipationProcess, RoundDraw
     from fedipw.data.population import Population
     from fedipw.numerics.types import FloatArray, IntArray
@@ -32,7 +33,7 @@ class Federation:
     """A population with enrollment drawn, its clients' data, and how they take part."""
 
     population: Population
-    clients: ClientData
+    clients: ClientData | ArrayClients
     participation: ParticipationProcess
     enrollment_prob: FloatArray | None = None  # (N,) true, where known
 
@@ -42,6 +43,13 @@ class Federation:
                 f"The population has {self.population.size} clients, the data {self.clients.size}."
             )
         _ = self.population.enrolled_size  # enrollment must have been drawn
+
+    @property
+    def rows(self) -> ClientData:
+        """The clients' data as logistic regression needs them."""
+        if not isinstance(self.clients, ClientData):
+            raise InputError("These clients have data of another model: pass its trainer.")
+        return self.clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -310,7 +318,7 @@ def _check_weights(methods: Mapping[str, Composition], weighers: Sequence[Weighe
 
 
 def _logistic(federation: Federation, training: Training) -> LogisticTrainer:
-    return LogisticTrainer(federation.clients, training.work, training.l2)
+    return LogisticTrainer(federation.rows, training.work, training.l2)
 
 
 def _limit_key(name: str, composition: Composition) -> tuple[str, bool]:

@@ -212,8 +212,8 @@ class Scenario:
     def objective(self, federation: Federation) -> FederatedLogistic:
         """Return the target objective F of the drawn population."""
         by_sample = self.target is Target.SAMPLE
-        weights = target_weights(federation.clients, by_sample=by_sample)
-        return FederatedLogistic(federation.clients, self.training.l2, weights)
+        weights = target_weights(federation.rows, by_sample=by_sample)
+        return FederatedLogistic(federation.rows, self.training.l2, weights)
 
 
 @final
@@ -240,7 +240,7 @@ class _Built:
 
     def compositions(self) -> dict[str, Composition]:
         """Return how each method trains."""
-        start = np.zeros(self._federation.clients.n_parameters)
+        start = np.zeros(self._federation.rows.n_parameters)
         rules = self._scenario.rules
         return {
             r.name: Composition.of(r, rules, start, self._standing(r) if r.memory else None)

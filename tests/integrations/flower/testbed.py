@@ -57,7 +57,7 @@ class World:
 
     @property
     def start(self) -> ArrayRecord:
-        return model(np.zeros(self.federation.clients.n_parameters))
+        return model(np.zeros(self.federation.rows.n_parameters))
 
     def put(self, where: Path) -> Path:
         """Write the population table, the enrolled table and the totals."""
@@ -81,7 +81,7 @@ class World:
     def app(self) -> ClientApp:
         """Return what every node runs; a client declines when the draw has it not replying."""
         app, frame = ClientApp(), self.federation.population.frame
-        clients, inside, ids = self.federation.clients, self.inside, frame["unit_id"].to_list()
+        clients, inside, ids = self.federation.rows, self.inside, frame["unit_id"].to_list()
         z2 = frame["z2"].to_list()
 
         @describes(app)

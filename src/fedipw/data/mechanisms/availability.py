@@ -13,6 +13,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.logistic import sigmoids
 
 if TYPE_CHECKING:
+    from fedipw.data.arrayclients import ArrayClients
     from fedipw.data.clients import ClientData
     from fedipw.data.population import Population
     from fedipw.numerics.types import BoolArray, FloatArray
@@ -48,7 +49,7 @@ class MarkovAvailability:
             )
 
     def start(
-        self, population: Population, clients: ClientData, rng: np.random.Generator
+        self, population: Population, clients: ClientData | ArrayClients, rng: np.random.Generator
     ) -> MarkovProcess:
         """Return a process that starts in its stationary distribution."""
         del clients  # data play no part here

@@ -16,6 +16,7 @@ from fedipw.numerics.logistic import sigmoids
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fedipw.data.arrayclients import ArrayClients
     from fedipw.data.clients import ClientData
     from fedipw.data.population import Population
     from fedipw.numerics.types import FloatArray
@@ -60,7 +61,7 @@ class DailyParticipation:
             raise InputError(f"rate_rounds must be at least 1, not {self.rate_rounds}.")
 
     def start(
-        self, population: Population, clients: ClientData, rng: np.random.Generator
+        self, population: Population, clients: ClientData | ArrayClients, rng: np.random.Generator
     ) -> DailyProcess:
         """Return a process over these clients."""
         del clients  # data play no part here

@@ -16,6 +16,7 @@ from fedipw.numerics.checks import check_finite, some
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fedipw.data.arrayclients import ArrayClients
     from fedipw.data.clients import ClientData
     from fedipw.data.population import Population
     from fedipw.numerics.types import BoolArray, FloatArray
@@ -36,7 +37,7 @@ class TraceAvailability:
     cycle: bool = False
 
     def start(
-        self, population: Population, clients: ClientData, rng: np.random.Generator
+        self, population: Population, clients: ClientData | ArrayClients, rng: np.random.Generator
     ) -> TraceProcess:
         """Return a process over these clients."""
         del clients, rng  # nothing is drawn: the log says who replied

@@ -16,6 +16,7 @@ from fedipw.numerics.checks import some
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fedipw.data.arrayclients import ArrayClients
     from fedipw.data.clients import ClientData
     from fedipw.data.population import Population
     from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
@@ -64,7 +65,7 @@ class WaveParticipation:
     shuffled: bool = False
 
     def start(
-        self, population: Population, clients: ClientData, rng: np.random.Generator
+        self, population: Population, clients: ClientData | ArrayClients, rng: np.random.Generator
     ) -> WaveProcess:
         """Return a process over the women of the population."""
         del clients  # who replied is in the data set
