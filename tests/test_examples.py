@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,20 +9,14 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from loading import example
+
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
 def boosting() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "boosting_example", ROOT / "examples" / "boosting.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return example("boosting")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The JAX trainer inside the loop, and the example that uses it."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +15,7 @@ from fedipw.engine import Simulation, Training
 from fedipw.engine.jaxtrainer import JaxTrainer
 from fedipw.errors import InputError
 from fedipw.experiments.scenario import Scenario
+from loading import example
 
 ROOT = Path(__file__).parent.parent.parent
 L2 = 0.05
@@ -65,15 +64,7 @@ def test_all_rules_give_the_same_run_with_either_trainer() -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "digits_example", ROOT / "examples" / "digits_cnn.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return example("digits_cnn")
 
 
 def test_the_convolution_of_the_example_is_laxs(digits: ModuleType) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from fedipw.data.clients import check_offsets
 from fedipw.errors import InputError
-from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import IntArray
@@ -40,26 +40,11 @@ class ArrayClients:
             raise InputError(
                 f"features {self.features.shape} and labels {self.labels.shape} disagree on rows."
             )
-        self._check_offsets()
+        check_offsets(self.offsets, len(self.labels))
+        if len(self.labels) > np.iinfo(np.int32).max:
+            raise InputError(f"{len(self.labels)} rows are more than 32-bit indices can name.")
         for name in ("features", "labels"):
             self._check_values(name, getattr(self, name))
-
-    def _check_offsets(self) -> None:
-        rows = len(self.labels)
-        if self.offsets.ndim != 1 or self.offsets.dtype.kind not in "iu":
-            raise InputError("offsets must be a vector of integers.")
-        if len(self.offsets) < 2:
-            raise InputError("There are no clients: offsets needs at least two entries.")
-        counts = self.counts
-        if self.offsets[0] != 0 or self.offsets[-1] != rows or (counts < 0).any():
-            raise InputError(f"offsets must rise from 0 to the number of rows, {rows}.")
-        if (counts == 0).any():
-            raise InputError(
-                f"{int((counts == 0).sum())} clients have no rows (client "
-                f"{some(np.flatnonzero(counts == 0).tolist())}); a local loss needs at least one."
-            )
-        if rows > np.iinfo(np.int32).max:
-            raise InputError(f"{rows} rows are more than JAX's 32-bit indices can name.")
 
     def _check_values(self, name: str, values: NDArray[Any]) -> None:
         if values.dtype.kind not in "fiub":

@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 _CHUNK_ROWS = 1 << 18
 
 
+def check_offsets(offsets: IntArray, rows: int) -> None:
+    """Raise unless offsets (N + 1,) give every client rows of its own, all ``rows`` together."""
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        raise InputError("offsets must be a vector of integers.")
+    if len(offsets) < 2:
+        raise InputError("There are no clients: offsets needs at least two entries.")
+    counts = np.diff(offsets.astype(np.int64))
+    if offsets[0] != 0 or offsets[-1] != rows or (counts < 0).any():
+        raise InputError(f"offsets must rise from 0 to the number of rows, {rows}.")
+    if (counts == 0).any():
+        raise InputError(
+            f"{int((counts == 0).sum())} clients have no rows (client "
+            f"{some(np.flatnonzero(counts == 0).tolist())}); a local loss needs at least one."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClientData:
     """Rows of every client: client i owns rows ``offsets[i]`` to ``offsets[i + 1]``.
@@ -44,16 +60,7 @@ class ClientData:
             raise InputError("features must be a C-contiguous float64 array.")
         if self.labels.dtype != np.int8:
             raise InputError(f"labels must be int8 (0 or 1), not {self.labels.dtype}.")
-        steps = np.diff(self.offsets)
-        if len(self.offsets) < 2:
-            raise InputError("There are no clients: offsets needs at least two entries.")
-        if self.offsets[0] != 0 or self.offsets[-1] != rows or (steps < 0).any():
-            raise InputError(f"offsets must rise from 0 to the number of rows, {rows}.")
-        if (steps == 0).any():
-            raise InputError(
-                f"{int((steps == 0).sum())} clients have no rows (client "
-                f"{some(np.flatnonzero(steps == 0).tolist())}); a local loss needs at least one."
-            )
+        check_offsets(self.offsets, rows)
         if self.labels.size and (self.labels.min() < 0 or self.labels.max() > 1):
             row = int(np.flatnonzero((self.labels < 0) | (self.labels > 1))[0])
             raise InputError(

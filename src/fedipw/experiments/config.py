@@ -61,13 +61,17 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 def scenario_from(path: Path) -> Scenario:
     """Return the scenario a TOML file describes; what it leaves out keeps its default."""
+    return scenario_of(toml_table(path, "configuration"), path)
+
+
+def toml_table(path: Path, what: str) -> dict[str, Any]:
+    """Return the table of a TOML file; ``what`` it is, for messages."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"No configuration file {path}.") from None
+        raise InputError(f"No {what} file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not readable TOML: {error}.") from error
-    return scenario_of(table, path)
 
 
 def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedipw.errors import InputError
-from fedipw.experiments.config import scenario_of
+from fedipw.experiments.config import scenario_of, toml_table
 from fedipw.experiments.scenario import Scenario
 
 _TOP = ("title", "rounds", "seeds", "methods", "reference", "measure", "base", "scenarios")
@@ -110,13 +109,7 @@ class Study:
 
 def study_from(path: Path) -> Study:
     """Return the study a TOML file describes; every scenario in it is checked."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"No study file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} is not readable TOML: {error}.") from error
-    return study_of(table, path)
+    return study_of(toml_table(path, "study"), path)
 
 
 def study_of(table: Mapping[str, Any], path: Path) -> Study:
