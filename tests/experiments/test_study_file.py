@@ -66,10 +66,10 @@ def test_participation_only_is_the_reference_where_it_is_run(tmp_path: Path) -> 
     assert chosen.seeds == tuple(range(10))
 
 
-@pytest.mark.parametrize("name", ["testbed.toml", "breaks.toml"])
+@pytest.mark.parametrize("name", ["testbed.toml", "breaks.toml", "baselines.toml", "real.toml"])
 def test_examples_are_studies(name: str) -> None:
     study = study_from(EXAMPLES / name)
-    assert len(study.seeds) == 20
+    assert len(study.seeds) == (40 if name == "real.toml" else 20)
     assert all(case.scenario.rounds == 300 for case in study.cases)
 
 
