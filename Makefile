@@ -6,6 +6,10 @@ STAMP := $(VENV)/.installed
 # one more than there are cores: tests on a real deployment wait most of the time
 WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
+# Packages are installed uncompiled; each module is compiled once, when it is first imported. Where
+# this is set every process would compile them all again: ten seconds for each of hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types unit docs bench clean
 
 demo: $(STAMP)
@@ -32,7 +36,7 @@ types: $(STAMP)
 
 unit: export FEDIPW_ARTIFACTS ?= $(CURDIR)/artifacts
 unit: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

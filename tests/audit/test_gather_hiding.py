@@ -93,7 +93,7 @@ def counts(found: dict[str, Any]) -> Iterator[tuple[str, int]]:
         yield from ((part["name"], part["population"]) for part in found["overlap"]["empty"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 999),
     size=st.integers(60, 400),

@@ -90,7 +90,7 @@ def test_the_cost_of_the_logit_distance_is_finite_at_its_bounds(end: float) -> N
 
 
 @each_distance
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds, size=st.sampled_from([0.4, 1.0, 2.0]))
 def test_the_optimality_conditions_hold(distance: Distance, seed: int, size: float) -> None:
     """Constraints met, and ratios are F at the reported multipliers: enough in a convex problem."""
@@ -178,7 +178,7 @@ def test_a_box_of_no_width_is_exact_calibration_and_a_wide_one_keeps_the_base() 
 
 
 @each_distance
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_doubled_rows_equal_doubled_base_weights(distance: Distance, seed: int) -> None:
     b, base, target = problem(seed)
@@ -210,7 +210,7 @@ def test_a_target_that_is_the_base_weighted_mean_keeps_the_base_weights(
     assert equal.effective_sample_size == pytest.approx(len(b), rel=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_tighter_bounds_never_bring_the_weights_nearer(seed: int) -> None:
     b, base, target = problem(seed)
@@ -220,7 +220,7 @@ def test_tighter_bounds_never_bring_the_weights_nearer(seed: int) -> None:
     assert all(later >= earlier * (1.0 - 1e-12) for earlier, later in pairwise(costs))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_wider_boxes_never_take_the_weights_farther(seed: int) -> None:
     b, base, target = problem(seed)
@@ -232,7 +232,7 @@ def test_wider_boxes_never_take_the_weights_farther(seed: int) -> None:
 
 
 @each_distance
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_the_order_of_rows_and_columns_does_not_matter(distance: Distance, seed: int) -> None:
     b, base, target = problem(seed)

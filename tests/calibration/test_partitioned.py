@@ -70,7 +70,7 @@ def test_partitions_give_the_weights_of_the_matrix(
     np.testing.assert_allclose(cut.deviation, whole.deviation, rtol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     memory=st.sampled_from([0, 2_000, 10**9]),

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: real processes, exit codes, files, a kill and a resume."""
+"""The commands as a user runs them: exit codes, files; in real processes a kill and a resume."""
 
 import json
 import signal
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+
+from .command import fedipw
 
 COMMAND = [sys.executable, "-c", "from fedipw.cli import main; main()"]
 SCENARIO = """
@@ -38,11 +40,10 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_simulate_writes_history_summary_and_page(config: Path, tmp_path: Path) -> None:
-    done = run("simulate", config, "--out", tmp_path / "run", "--json")
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+    code, printed, error = fedipw("simulate", config, "--out", tmp_path / "run", "--json")
+    assert code == 0, error
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert printed == saved
+    assert json.loads(printed) == saved
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert names == {"checkpoint", "history.parquet", "index.html", "summary.json"}
     history = pl.read_parquet(tmp_path / "run" / "history.parquet")
@@ -62,10 +63,10 @@ def test_simulate_writes_history_summary_and_page(config: Path, tmp_path: Path) 
 
 
 def test_simulate_prints_the_errors_and_what_the_theorem_says(config: Path, tmp_path: Path) -> None:
-    done = run("simulate", config, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    code, printed, error = fedipw("simulate", config, "--out", tmp_path / "run")
+    assert code == 0, error
     for words in ("optimisation", "lottery", "bias", "Oracle IPW: outside the theorem"):
-        assert words in done.stdout
+        assert words in printed
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
@@ -99,50 +100,52 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_resuming_under_other_settings_is_refused(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert run("simulate", config, "--out", out).returncode == 0
+    assert fedipw("simulate", config, "--out", out)[0] == 0
     config.write_text(config.read_text().replace("seed = 2", "seed = 3"))
-    done = run("simulate", config, "--out", out, "--resume")
-    assert done.returncode == 2
-    assert "other settings" in done.stderr
+    code, _, error = fedipw("simulate", config, "--out", out, "--resume")
+    assert code == 2
+    assert "other settings" in error
 
 
 def test_nothing_to_resume(config: Path, tmp_path: Path) -> None:
-    done = run("simulate", config, "--out", tmp_path / "none", "--resume")
-    assert done.returncode == 2
-    assert "Nothing to resume" in done.stderr
+    code, _, error = fedipw("simulate", config, "--out", tmp_path / "none", "--resume")
+    assert code == 2
+    assert "Nothing to resume" in error
 
 
 def test_bad_input_is_exit_code_two_without_a_traceback_or_output(tmp_path: Path) -> None:
     config = tmp_path / "bad.toml"
     config.write_text("[enrollment]\nstrenght = 1.0\n")
-    done = run("simulate", config, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "[enrollment] unknown key 'strenght'; did you mean 'strength'?" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, error = fedipw("simulate", config, "--out", tmp_path / "out")
+    assert code == 2
+    assert "[enrollment] unknown key 'strenght'; did you mean 'strength'?" in error
+    assert "Traceback" not in error
     assert not (tmp_path / "out").exists()
     for arguments in (["simulate"], ["reproduce", "--seeds", "many"], ["dance"]):
-        assert run(*arguments).returncode == 2
+        assert fedipw(*arguments)[0] == 2
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    done = run("reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "3")
-    assert done.returncode == 2
-    assert "is a file; give a directory" in done.stderr
+    code, _, error = fedipw("reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "3")
+    assert code == 2
+    assert "is a file; give a directory" in error
     assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_reproduce_prints_a_table_and_where_the_page_is(tmp_path: Path) -> None:
-    done = run("reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "20")
-    assert done.returncode == 0, done.stderr
-    assert "Participation-only IPW" in done.stdout
-    assert "three parts" in done.stdout
-    assert str(tmp_path / "out" / "index.html") in done.stdout
+    code, printed, error = fedipw(
+        "reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "20"
+    )
+    assert code == 0, error
+    assert "Participation-only IPW" in printed
+    assert "three parts" in printed
+    assert str(tmp_path / "out" / "index.html") in printed
 
 
 @pytest.mark.parametrize("command", ["reproduce", "simulate"])
 def test_help_has_an_example(command: str) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0
-    assert f"fedipw {command}" in done.stdout
-    assert "Example" in done.stdout
+    code, printed, _ = fedipw(command, "--help")
+    assert code == 0
+    assert f"fedipw {command}" in printed
+    assert "Example" in printed

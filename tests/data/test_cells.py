@@ -54,7 +54,7 @@ def test_the_border_between_levels_and_fifths() -> None:
     assert Cells.of(pl.Series("x", [str(k) for k in range(100)])).is_category
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.floats(-1e6, 1e6) | st.none() | st.just(math.nan), min_size=1, max_size=60)
 )
@@ -70,7 +70,7 @@ def test_each_value_lies_in_the_range_that_names_it(values: list[float | None]) 
             assert low - near <= value <= high + near
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), start=st.sampled_from([0.0, 1.7e9, -3e12]))
 def test_cells_are_as_many_as_the_edges_tell_apart(seed: int, start: float) -> None:
     # times in seconds differ in digits that a short name would not show

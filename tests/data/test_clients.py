@@ -88,7 +88,7 @@ def test_a_bad_value_beyond_the_first_piece_is_found(monkeypatch: pytest.MonkeyP
         with_fields(features=features)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=40), limit=st.integers(1, 100))
 def test_chunks_cover_everything_once_in_bounded_pieces(counts: list[int], limit: int) -> None:
     data = block(counts)
@@ -110,7 +110,7 @@ def test_small_data_is_one_chunk() -> None:
     assert list(data.chunks()) == [(slice(0, 2), slice(0, 7))]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=10), min_size=1, max_size=20))
 def test_label_share_is_the_mean_of_each_clients_labels(labels: list[list[int]]) -> None:
     counts = [len(own) for own in labels]

@@ -276,7 +276,7 @@ POLICIES = st.sampled_from(Missing)
 SHARES = st.none() | st.sampled_from([0.2, 0.5])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(TABLES, POLICIES, SHARES)
 def test_levels_of_a_design_on_its_own_table_exclude_each_other(
     columns: dict[str, list[object]], missing: Missing, lump_below: float | None
@@ -299,7 +299,7 @@ def test_levels_of_a_design_on_its_own_table_exclude_each_other(
         assert rows.kept.sum() == rows.columns.shape[1] < frame.height
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TABLES, POLICIES, SHARES)
 def test_json_changes_no_column(
     columns: dict[str, list[object]], missing: Missing, lump_below: float | None
@@ -314,7 +314,7 @@ def test_json_changes_no_column(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TABLES, POLICIES, SHARES, st.randoms(use_true_random=False), st.integers(0, 12))
 def test_order_and_batches_change_no_column(
     columns: dict[str, list[object]],

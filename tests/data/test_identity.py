@@ -26,7 +26,7 @@ def in_parts(ids: list[object], folder: Path, parts: int = 1) -> TableFile:
     return TableFile(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     numbers=st.lists(st.integers(0, 60), min_size=1, max_size=60),
     text=st.booleans(),

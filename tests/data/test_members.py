@@ -18,7 +18,7 @@ def members(ids: list[object], **more: object) -> Members:
     return Members(pl.DataFrame({"unit_id": ids, **more}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     ids=st.lists(st.integers(-50, 10**12), min_size=1, max_size=30, unique=True),
     chosen=st.lists(st.integers(0, 10**6), max_size=40),
@@ -105,7 +105,7 @@ def test_what_is_known_of_members() -> None:
 # --- since when
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     limits=st.lists(
         st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)),

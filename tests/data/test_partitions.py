@@ -67,7 +67,7 @@ def weighted_start(block: Block) -> float:
 sizes_of = st.lists(st.integers(0, 13), min_size=1, max_size=9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=sizes_of,
     q=st.integers(0, 4),
@@ -89,7 +89,7 @@ def test_the_sum_over_any_blocks_anywhere_is_the_plain_sum(
     assert weights == sum(float(block.weights.sum()) for block in blocks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=sizes_of, memory=st.integers(0, 3000), q=st.integers(0, 3))
 def test_what_comes_back_from_the_scratch_file_is_what_went_in(
     sizes: list[int], memory: int, q: int

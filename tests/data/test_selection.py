@@ -23,14 +23,14 @@ def people(size: int = 300) -> Population:
     return Testbed(size=size, rows=1).draw(np.random.default_rng(0)).population
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(arrays(np.float64, st.integers(1, 50), elements=st.floats(-50.0, 50.0)), rates)
 def test_the_solved_intercept_gives_the_rate(scores: FloatArray, rate: float) -> None:
     a = solved_intercept(lambda: [scores], rate)
     assert abs(expit(a + scores).mean() - rate) <= 1e-12
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), rate=rates)
 def test_scores_may_come_in_pieces_of_any_size(seed: int, rate: float) -> None:
     rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def test_a_score_is_the_weighted_sum_of_named_columns() -> None:
         score_of(population, {"z9": 1.0})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(strength=st.floats(0.0, 5.0), rate=rates)
 def test_enrollment_has_its_mean_rate_and_its_odds_ratios(strength: float, rate: float) -> None:
     population = people(size=60)
@@ -83,7 +83,7 @@ def test_enrollment_has_its_mean_rate_and_its_odds_ratios(strength: float, rate:
     np.testing.assert_allclose(prob, expit(intercept + score), rtol=1e-10)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rate=rates, pair=st.lists(st.floats(0.0, 6.0), min_size=2, max_size=2))
 def test_strength_pulls_the_ends_apart(rate: float, pair: list[float]) -> None:
     # d pi_i / ds = pi_i (1 - pi_i) (score_i - a weighted mean score): the ends move outwards
@@ -100,7 +100,7 @@ def test_no_strength_is_no_selection() -> None:
     np.testing.assert_allclose(prob, 0.3, rtol=1e-13)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(probabilities, st.integers(0, 2**32 - 1))
 def test_enrollment_uses_one_uniform_per_client(probs: FloatArray, seed: int) -> None:
     probs = np.append(probs, 1.0)  # somebody enrolls
@@ -111,7 +111,7 @@ def test_enrollment_uses_one_uniform_per_client(probs: FloatArray, seed: int) ->
     assert rng.random() == reference.random()  # the stream stands where N uniforms leave it
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(probabilities, st.integers(0, 2**32 - 1), st.floats(0.0, 1.0))
 def test_raising_probabilities_never_unenrolls_anybody(
     probs: FloatArray, seed: int, raised: float

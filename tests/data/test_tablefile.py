@@ -74,7 +74,7 @@ def test_batches_of_some_columns(table: TableFile) -> None:
         next(table.batches(["os", "height"]))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), rows=st.integers(1, 50))
 def test_slices_cover_every_row_once(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], rows: int

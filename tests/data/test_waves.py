@@ -78,7 +78,7 @@ def test_histories_are_those_pandas_counts() -> None:
     assert known[:, 2].tolist() == [float(u in before) for u in table.unit_ids.tolist()]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(wave=st.integers(0, WAVES - 1), seed=st.integers(0, 2**32 - 1))
 def test_no_wave_sees_itself_or_what_follows(wave: int, seed: int) -> None:
     """With other replies from a wave on, what was known before it is the same."""

@@ -62,7 +62,7 @@ def assert_agreement(batch: int | None, dtype: str, block: int | None, task: Rou
     np.testing.assert_allclose(ours.total(task, weights), total, rtol=0, atol=atol)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(m=st.integers(9, N), key=st.integers(0, 2**63 - 1), seed=st.integers(0, 1000))
 @pytest.mark.parametrize("batch", [None, 7])
 def test_float64_agrees_with_the_compiled_trainer(

@@ -54,7 +54,7 @@ def slow_update(
     return update
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     steps=st.integers(1, 6),
     step_size=st.floats(0.01, 1.0),
@@ -85,7 +85,7 @@ def test_each_client_may_do_its_own_number_of_steps(clients: ClientData) -> None
 
 
 @given(m=st.integers(1, 40), seed=st.integers(0, 100))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_weighted_sum_is_the_sum_of_weighted_updates(
     clients: ClientData, m: int, seed: int
 ) -> None:

@@ -316,10 +316,10 @@ def test_the_sample_target_refuses_horvitz_thompson_forms_of_rules_too() -> None
     run = replace(by_sample, methods=names).simulation()
     run.advance(3)
     counts, enrolled = run.federation.clients.counts, run.federation.population.enrolled
-    standing = run._methods["scaffold"].standing
-    assert standing is not None
+    found = run._methods["scaffold"].memory_weights
+    assert found is not None
     share = np.where(enrolled, counts, 0) / counts[enrolled].sum()
-    np.testing.assert_allclose(standing.enrollment_weights, share, rtol=1e-12)
+    np.testing.assert_allclose(found.enrollment_weights, share, rtol=1e-12)
 
 
 def test_trimming_refuses_methods_without_weights_of_replies() -> None:

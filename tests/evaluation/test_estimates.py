@@ -177,7 +177,7 @@ def test_a_census_has_no_error_by_any_estimator() -> None:
         assert (line.se, line.reason) == (0.0, "")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, slope=st.floats(-5.0, 5.0))
 def test_greg_is_exact_for_a_metric_linear_in_its_columns(seed: int, slope: float) -> None:
     drawn = Drawn(seed)
@@ -187,7 +187,7 @@ def test_greg_is_exact_for_a_metric_linear_in_its_columns(seed: int, slope: floa
     assert got.se < 1e-9
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=SEEDS, shift=st.floats(-10.0, 10.0), scale=st.floats(0.1, 10.0))
 def test_means_follow_a_change_of_units(seed: int, shift: float, scale: float) -> None:
     drawn = Drawn(seed)
@@ -202,7 +202,7 @@ def test_means_follow_a_change_of_units(seed: int, shift: float, scale: float) -
     assert scaled.se_superpopulation == pytest.approx(scale * (ht.se_superpopulation or 0.0))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS, a=st.floats(-3.0, 3.0), b=st.floats(-3.0, 3.0))
 def test_every_mean_is_linear_so_a_contrast_is_the_mean_of_differences(
     seed: int, a: float, b: float
@@ -215,7 +215,7 @@ def test_every_mean_is_linear_so_a_contrast_is_the_mean_of_differences(
         assert line.estimate == pytest.approx(expected, abs=1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS)
 def test_the_order_of_clients_and_replies_and_of_time_changes_nothing(seed: int) -> None:
     drawn, rng = Drawn(seed), np.random.default_rng(seed)
@@ -227,7 +227,7 @@ def test_the_order_of_clients_and_replies_and_of_time_changes_nothing(seed: int)
         assert (again[name].clients, again[name].replies) == (line.clients, line.replies)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS)
 def test_twice_the_population_gives_the_same_means_with_root_two_less_error(seed: int) -> None:
     drawn = Drawn(seed)
@@ -247,7 +247,7 @@ def test_twice_the_population_gives_the_same_means_with_root_two_less_error(seed
     assert errors[1] == pytest.approx(errors[0] / np.sqrt(2.0), rel=1e-8)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=SEEDS)
 def test_groups_that_make_up_the_population_combine_to_the_whole(seed: int) -> None:
     drawn = Drawn(seed)

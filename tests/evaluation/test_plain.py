@@ -30,7 +30,7 @@ def drawn(seed: int, n: int = 20) -> tuple[TwoPhase, FloatArray]:
     return sample, rng.normal(size=len(client))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_error_is_clustered_by_client(seed: int) -> None:
     sample, y = drawn(seed)
@@ -45,7 +45,7 @@ def test_the_error_is_clustered_by_client(seed: int) -> None:
     assert (line.clients, line.replies, line.freedom) == (n, mine.sum(), n - 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), often=st.integers(1, 50))
 def test_counts_weigh_replies_in_every_mean_and_equal_ones_change_nothing(
     seed: int, often: int

@@ -120,7 +120,7 @@ def least_by_programme(case: Case, y: FloatArray, size: float | None) -> float:
 
 
 @FORMS
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(case=cases())
 def test_bounds_equal_those_of_a_linear_programme(case: Case, size: float | None) -> None:
     bounds = case.bounds(population_size=size)
@@ -131,7 +131,7 @@ def test_bounds_equal_those_of_a_linear_programme(case: Case, size: float | None
 
 
 @FORMS
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=cases(most=4))
 def test_bounds_equal_the_extremes_over_every_corner(case: Case, size: float | None) -> None:
     groups = np.arange(len(case.y)) if case.groups is None else case.groups
@@ -181,7 +181,6 @@ def test_many_clients_have_the_bound_of_every_threshold_tried() -> None:
 
 
 @FORMS
-@settings(deadline=None)
 @given(case=cases())
 def test_an_odds_ratio_of_one_leaves_the_estimate_exactly(case: Case, size: float | None) -> None:
     bounds = case.bounds(odds_ratio=1.0, participation_odds_ratio=1.0, population_size=size)
@@ -189,7 +188,6 @@ def test_an_odds_ratio_of_one_leaves_the_estimate_exactly(case: Case, size: floa
 
 
 @FORMS
-@settings(deadline=None)
 @given(case=cases())
 def test_the_estimate_is_that_of_the_weights(case: Case, size: float | None) -> None:
     inclusion = case.enrollment * case.participation
@@ -201,7 +199,6 @@ def test_the_estimate_is_that_of_the_weights(case: Case, size: float | None) -> 
 
 
 @FORMS
-@settings(deadline=None)
 @given(case=cases(), factor=st.floats(1.0, 4.0), stage=st.booleans())
 def test_bounds_widen_with_either_odds_ratio(
     case: Case, size: float | None, factor: float, stage: bool
@@ -214,7 +211,6 @@ def test_bounds_widen_with_either_odds_ratio(
     assert bounds.high <= wider.high + 1e-13
 
 
-@settings(deadline=None)
 @given(case=cases())
 def test_a_multiplier_for_every_row_is_never_narrower(case: Case) -> None:
     bounds, free = case.bounds(), case.bounds(groups=None)
@@ -230,7 +226,6 @@ def test_a_client_alone_has_no_hajek_width_from_enrollment() -> None:
     assert sensitivity_bounds(y, pi, p, 5.0).low < 0.5
 
 
-@settings(deadline=None)
 @given(case=cases(), scale=st.floats(0.1, 10.0), shift=st.floats(-5.0, 5.0))
 def test_hajek_bounds_follow_a_change_of_units(case: Case, scale: float, shift: float) -> None:
     bounds = case.bounds()
@@ -244,7 +239,6 @@ def test_hajek_bounds_follow_a_change_of_units(case: Case, scale: float, shift: 
     )
 
 
-@settings(deadline=None)
 @given(case=cases(), scale=st.floats(-10.0, 10.0), rounds=st.integers(1, 9))
 def test_horvitz_thompson_bounds_follow_a_change_of_scale(
     case: Case, scale: float, rounds: int
@@ -255,14 +249,12 @@ def test_horvitz_thompson_bounds_follow_a_change_of_scale(
     np.testing.assert_allclose([moved.low, moved.high], expected, rtol=1e-12, atol=1e-13)
 
 
-@settings(deadline=None)
 @given(case=cases(), value=st.floats(-1e3, 1e3))
 def test_equal_outcomes_leave_a_point(case: Case, value: float) -> None:
     bounds = case.bounds(y=np.full(len(case.y), value))
     assert bounds.low == bounds.estimate == bounds.high == value
 
 
-@settings(deadline=None)
 @given(case=cases())
 def test_hajek_bounds_stay_in_the_range_of_the_outcomes(case: Case) -> None:
     bounds = case.bounds(odds_ratio=1e6)
@@ -277,7 +269,7 @@ def test_an_outlying_outcome_costs_no_digits() -> None:
 
 
 @FORMS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(case=cases(), share=st.floats(0.05, 1.0), upper=st.booleans())
 def test_the_odds_ratio_at_a_value_puts_the_bound_there(
     case: Case, size: float | None, share: float, upper: bool

@@ -76,7 +76,7 @@ def test_exp_is_right_to_two_units_in_the_last_place() -> None:
     assert worst_relative_error(exps(x), x, Decimal.exp) <= TWO_ULPS
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(arrays(np.float64, st.integers(1, 20), elements=st.floats(-700.0, 700.0)))
 def test_exp_of_any_double_in_range(x: FloatArray) -> None:
     assert worst_relative_error(exps(x), x, Decimal.exp) <= TWO_ULPS
@@ -124,7 +124,7 @@ def test_exp_and_sigmoid_saturate_beyond_700(beyond: float) -> None:
     assert (sigmoids(out) > 0.0).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(arrays(np.float64, st.integers(2, 20), elements=st.floats(-1e3, 1e3)))
 def test_sigmoid_is_monotone_up_to_rounding(x: FloatArray) -> None:
     got = sigmoids(np.sort(x))

@@ -80,7 +80,7 @@ def test_the_hessian_is_exactly_symmetric() -> None:
     np.testing.assert_array_equal(hessian, hessian.T)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 300), d=st.integers(0, 4))
 def test_integer_weights_are_repeated_rows(seed: int, n: int, d: int) -> None:
     rows = random_rows(n, d, seed)
@@ -100,7 +100,7 @@ def test_integer_weights_are_repeated_rows(seed: int, n: int, d: int) -> None:
     np.testing.assert_allclose(weighted.hessian, repeated.hessian, atol=1e-14 * size, rtol=0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 600))
 def test_the_order_of_rows_does_not_matter(seed: int, n: int) -> None:
     rows = random_rows(n, 3, seed)

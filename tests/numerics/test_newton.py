@@ -22,7 +22,7 @@ def log_cosh(x: FloatArray) -> Sums:
     return Sums(value, np.tanh(x), np.diag(4.0 * small / (1.0 + small) ** 2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), q=st.integers(1, 6))
 def test_a_quadratic_takes_one_step(seed: int, q: int) -> None:
     rng = np.random.default_rng(seed)
@@ -103,7 +103,7 @@ def test_a_consistent_singular_hessian_gives_the_least_norm_step() -> None:
     np.testing.assert_allclose(result.point, 2.0, rtol=1e-13)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(1e-4, 1e4), min_size=3, max_size=3))
 def test_the_step_of_a_singular_hessian_does_not_depend_on_units(units: list[float]) -> None:
     # x_j measured in other units: x_j = y_j / unit_j, the least norm is that of scaled coordinates

@@ -28,7 +28,7 @@ def at_most(count: int) -> Iterator[None]:
         limit_threads(before)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     count=st.integers(0, 1000), limit=st.integers(1, 4), work=st.sampled_from([0.0, 1e5 - 1, 1e9])
 )

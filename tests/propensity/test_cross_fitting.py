@@ -67,7 +67,7 @@ def same_map(a: Any, b: Any) -> bool:
 # What a client's own label can reach
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32 - 1), fold=st.integers(0, 3))
 def test_labels_of_a_fold_never_reach_its_own_model_or_scores(seed: int, fold: int) -> None:
     X, y, fold_of = rows_of(seed)
@@ -81,7 +81,7 @@ def test_labels_of_a_fold_never_reach_its_own_model_or_scores(seed: int, fold: i
         assert np.array_equal(one, two) == (k == fold)  # it does reach the other folds' models
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32 - 1), fold=st.integers(0, 3), which=st.sampled_from(CALIBRATIONS))
 def test_labels_of_a_fold_never_reach_its_own_map_given_the_scores(
     seed: int, fold: int, which: ScoreCalibration
@@ -113,7 +113,7 @@ def test_a_map_is_fitted_on_the_other_folds_out_of_fold_scores(
         np.testing.assert_array_equal(fit.prob[~others], found.prob(fit.score[~others]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), folds=st.integers(2, 6))
 def test_clients_are_never_split_and_every_fold_has_some(seed: int, folds: int) -> None:
     rng = np.random.default_rng(seed)
@@ -134,7 +134,7 @@ def test_single_rows_are_split_evenly_by_label() -> None:
 # Maps of scores
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_platt_solves_its_score_equations(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -158,7 +158,7 @@ def test_platt_of_a_constant_score_is_the_share() -> None:
     assert Platt().fitted(np.full(10, 0.8), y).prob(np.array([0.8])) == pytest.approx(0.3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), ties=st.booleans())
 def test_isotonic_equals_scikit_learns(seed: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -169,7 +169,7 @@ def test_isotonic_equals_scikit_learns(seed: int, ties: bool) -> None:
     np.testing.assert_allclose(Isotonic().fitted(score, y).prob(new), expected, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), least=st.integers(0, 20))
 def test_isotonic_never_goes_down_and_keeps_the_mean(seed: int, least: int) -> None:
     rng = np.random.default_rng(seed)

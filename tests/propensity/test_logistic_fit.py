@@ -210,7 +210,7 @@ def test_tables_equal_newton_in_long_double(
     assert model.fit.total_weight == w.sum()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), q=st.integers(1, 4), l2=st.sampled_from([0.0, 0.01, 3.0]))
 def test_arrays_equal_newton_in_long_double(seed: int, q: int, l2: float) -> None:
     X, y = random_rows(seed, q=q)
@@ -253,7 +253,7 @@ def test_standard_errors_equal_those_of_a_differentiated_likelihood(l2: float) -
 # --- what must not matter
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     edges=st.lists(st.integers(0, 300), max_size=8),
@@ -267,7 +267,7 @@ def test_how_rows_are_split_does_not_matter(seed: int, edges: list[int], weighte
     assert_same_fit(whole, split, 1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     centre=st.lists(st.floats(-5.0, 5.0), min_size=3, max_size=3),

@@ -32,7 +32,7 @@ def prob_of(model: NewtonLogistic, X: FloatArray) -> FloatArray:
     return model.predict_proba(X)[:, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds, q=st.integers(1, 5))
 def test_the_score_equations_hold(seed: int, q: int) -> None:
     X, y = overlapping(seed, q=q)
@@ -55,7 +55,7 @@ def test_a_binary_covariate_gives_the_shares() -> None:
     assert model.coef_[0, 0] == pytest.approx(np.log(9 / 2) - np.log(2 / 5), rel=1e-11)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=seeds)
 def test_integer_weights_are_repeated_rows(seed: int) -> None:
     X, y = overlapping(seed, n=120, q=2)
@@ -67,7 +67,7 @@ def test_integer_weights_are_repeated_rows(seed: int) -> None:
     np.testing.assert_allclose(weighted.intercept_, repeated.intercept_, rtol=1e-9, atol=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=seeds, factor=st.floats(1e-3, 1e3))
 def test_a_common_factor_of_the_weights_is_forgotten(seed: int, factor: float) -> None:
     X, y = overlapping(seed, q=2)
@@ -77,7 +77,7 @@ def test_a_common_factor_of_the_weights_is_forgotten(seed: int, factor: float) -
     np.testing.assert_allclose(one.coef_, other.coef_, rtol=1e-9, atol=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=seeds, scale=st.floats(1e-4, 1e4), shift=st.floats(-1e3, 1e3))
 def test_probabilities_forget_the_units_of_covariates(
     seed: int, scale: float, shift: float

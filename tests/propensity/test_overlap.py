@@ -120,7 +120,7 @@ def counted_with_pandas(frame: pl.DataFrame) -> set[tuple[str, int]]:
     return out
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n=st.integers(5, 60),

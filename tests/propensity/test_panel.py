@@ -94,7 +94,7 @@ def test_the_fit_equals_that_of_the_stacked_rows(shape: tuple[int, int, int]) ->
     np.testing.assert_allclose(fit.result.point[0], expected.intercept_[0], rtol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), away=st.floats(0.0, 2.0))
 def test_a_warm_start_gives_the_answer_of_a_cold_start(seed: int, away: float) -> None:
     panel = random_panel(8, 60, 1, seed)

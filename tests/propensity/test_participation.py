@@ -74,7 +74,7 @@ def fitted_prob(log: Log, rounds: slice, at: int) -> FloatArray:
     return model.predict_proba(np.column_stack([log.static, log.covariates[at]]))[:, 1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=seeds, present=st.integers(1, 4), history=st.booleans(), folds=st.sampled_from([None, 3])
 )
@@ -93,7 +93,7 @@ def test_past_fits_are_predictable(
         assert before[r][1] is after[r][1]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=seeds, present=st.integers(1, 4))
 def test_same_round_fits_are_not(seed: int, present: int) -> None:
     log = random_log(seed)
@@ -221,7 +221,7 @@ def test_a_model_that_does_not_converge_falls_back_to_the_rate_and_says_so() -> 
     np.testing.assert_allclose(prob, log.replied[:3].mean(), rtol=1e-15)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=seeds, client=st.integers(0, 119))
 def test_cross_fitting_keeps_a_clients_own_past_out(seed: int, client: int) -> None:
     log = random_log(seed, rounds=4)

@@ -93,7 +93,7 @@ def test_out_of_fold_probabilities_equal_a_plain_loop(classifier: Any, folds: in
     np.testing.assert_array_equal(prob, expected)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), client=st.integers(0, 39))
 def test_no_client_shapes_its_own_probability(seed: int, client: int) -> None:
     # what a client's own rows say, X apart, is nowhere in its probability: permuting the labels

@@ -46,14 +46,14 @@ def slow_features(replied: BoolArray, day: float) -> FloatArray:
     return np.array(rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(replied=replies, day=st.floats(1.0, 48.0))
 def test_features_equal_the_slow_loop(replied: BoolArray, day: float) -> None:
     got = after_all(replied).matrix(day_length=day)
     np.testing.assert_allclose(got, slow_features(replied, day), rtol=1e-13, atol=1e-13)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(replied=replies, data=st.data())
 def test_features_never_depend_on_the_present_round_or_later(
     replied: BoolArray, data: st.DataObject

@@ -113,7 +113,7 @@ def test_positions_are_those_of_the_given_table_despite_dropped_columns() -> Non
     assert model.separation_ == (2,)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), steepness=st.floats(5.0, 60.0))
 def test_no_false_alarm_on_overlap_with_large_coefficients(seed: int, steepness: float) -> None:
     rng = np.random.default_rng(seed)

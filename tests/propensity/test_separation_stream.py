@@ -45,7 +45,7 @@ def independent(X: FloatArray) -> bool:
     return bool(np.linalg.matrix_rank(np.column_stack([X, np.ones(len(X))])) == X.shape[1] + 1)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n=st.integers(4, 40),

@@ -195,7 +195,7 @@ def test_two_clients_refuse_other_errors() -> None:
         TwoClients().minimiser(0.6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), K=st.integers(1, 20), share=st.floats(0.01, 1.0))
 def test_local_drift_lemma(seed: int, K: int, share: float) -> None:
     """|y_k - x|^2 <= 16 eta^2 (k^2 |grad f_i(x)|^2 + k sigma^2) under eta L K <= 1/4.
@@ -213,7 +213,7 @@ def test_local_drift_lemma(seed: int, K: int, share: float) -> None:
         assert mean**2 + variance <= limit * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), K=st.integers(1, 20), eps=st.floats(0.0, 0.5))
 def test_bias_lemma(seed: int, K: int, eps: float) -> None:
     """|b|^2 <= 2 eps^2 (G^2 + 2 L B^2 h + L^2 E) on noise-free local paths."""

@@ -68,7 +68,7 @@ def test_more_doubt_leaves_more_and_never_beyond_the_bound() -> None:
         assert found.floor <= largest_floor(found.weight_error, constants)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), spread=st.floats(0.0, 0.3), l2=st.floats(0.2, 3.0))
 def test_no_floor_exceeds_its_bound(seed: int, spread: float, l2: float) -> None:
     target = problem(30, seed % 7, l2)

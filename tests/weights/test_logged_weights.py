@@ -348,7 +348,7 @@ def test_a_round_in_which_nothing_is_known_of_the_replies_is_skipped_under_drop(
     np.testing.assert_allclose(got["participation_prob"], wanted, rtol=CLOSE)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_under_past_a_round_is_weighed_without_its_own_replies_or_later_ones(
     data: st.DataObject,

@@ -98,7 +98,7 @@ def sandwich(rows: Rows, *, normalised: bool, estimated: bool) -> float:
     return float(np.sqrt((inverse @ meat @ inverse.T)[-1, -1] / len(Z)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), q=st.integers(2, 4))
 def test_standard_errors_equal_a_sandwich_with_numeric_derivatives(seed: int, q: int) -> None:
     rows = drawn(np.random.default_rng(seed), 400, q)
@@ -146,7 +146,7 @@ def test_standard_errors_equal_a_bootstrap_of_units() -> None:
         assert got.se_known > 1.15 * got.se  # the other form would be told apart
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), shift=st.floats(-10.0, 10.0), scale=st.floats(0.1, 10.0))
 def test_hajek_moves_with_the_outcomes_and_horvitz_thompson_scales(
     seed: int, shift: float, scale: float

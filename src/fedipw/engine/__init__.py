@@ -1,7 +1,7 @@
 """The in-process engine: local training, combining, the loop, checkpoints."""
 
 from fedipw.engine.checkpoint import load_checkpoint, save_checkpoint
-from fedipw.engine.composition import Composition, Standing
+from fedipw.engine.composition import Composition, MemoryWeights
 from fedipw.engine.history import History, tail_length
 from fedipw.engine.local import (
     LocalWork,
@@ -28,13 +28,13 @@ __all__ = [
     "LogisticTrainer",
     "Memory",
     "MemorySum",
+    "MemoryWeights",
     "Momentum",
     "PlainStep",
     "RoundWork",
     "RuleSettings",
     "ServerStep",
     "Simulation",
-    "Standing",
     "Trainer",
     "Training",
     "UpdateMemory",

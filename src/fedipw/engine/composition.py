@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Standing:
+class MemoryWeights:
     r"""A weighting as memory uses it: once for all enrolled clients, participation aside.
 
     .. math:: \omega_i = \frac{w_i}{\sum_{j \in E} w_j}, \quad w = \text{scheme's weights at }
@@ -41,7 +41,7 @@ class Standing:
     scale: float  # of the scheme's weights, so that they are omega / pi_part
 
     @classmethod
-    def of(cls, scheme: Scheme, units: Units) -> Standing:
+    def of(cls, scheme: Scheme, units: Units) -> MemoryWeights:
         """Return it for a scheme and the clients of a table."""
         rows = np.flatnonzero(units.enrolled)
         weights = scheme.weights(units.replies(0, rows, np.ones(len(rows)), Source.NONE))
@@ -73,7 +73,7 @@ class Composition:
         Whether updates are divided by the work behind them (O16).
     server
         Its own server step; the run's otherwise.
-    memory, standing
+    memory, memory_weights
         What it remembers, and under which enrollment weights.
     reply_scale
         Factor of the replies' weights where memory has a use of them.
@@ -87,13 +87,13 @@ class Composition:
         evened: bool = False,
         server: ServerStep | None = None,
         memory: Memory | None = None,
-        standing: Standing | None = None,
+        memory_weights: MemoryWeights | None = None,
         reply_scale: float = 1.0,
     ) -> None:
-        if (memory is None) != (standing is None):
+        if (memory is None) != (memory_weights is None):
             raise InputError("Memory and its enrollment weights come together.")
         self.weights, self.proximal, self.evened, self.server = weights, proximal, evened, server
-        self.memory, self.standing, self._reply_scale = memory, standing, reply_scale
+        self.memory, self.memory_weights, self._reply_scale = memory, memory_weights, reply_scale
         self._mean_work: float | None = None
 
     @classmethod
@@ -102,14 +102,14 @@ class Composition:
         recipe: Recipe,
         settings: RuleSettings,
         start: FloatArray,
-        standing: Standing | None = None,
+        memory_weights: MemoryWeights | None = None,
     ) -> Composition:
-        """Return a method's composition; one with memory needs its ``standing`` weighting."""
+        """Return a method's composition; one with memory needs weights for it."""
         memory = None
         if recipe.memory is not None:
-            if standing is None:
+            if memory_weights is None:
                 raise InputError(f"{recipe.name} needs enrollment weights for its memory.")
-            enrolled, omega = standing.units.enrolled, standing.enrollment_weights
+            enrolled, omega = memory_weights.units.enrolled, memory_weights.enrollment_weights
             memory = settings.memory(recipe, enrolled, omega, start)
         return cls(
             recipe.weighting,
@@ -117,8 +117,8 @@ class Composition:
             evened=Slot.WORK in recipe.rules,
             server=settings.server(recipe),
             memory=memory,
-            standing=None if memory is None else standing,
-            reply_scale=standing.scale if standing and recipe.weighs_replies else 1.0,
+            memory_weights=None if memory is None else memory_weights,
+            reply_scale=memory_weights.scale if memory_weights and recipe.weighs_replies else 1.0,
         )
 
     def begin(self, trainer: Trainer, task: RoundWork) -> None:
@@ -135,9 +135,9 @@ class Composition:
                 "size times a gradient, and these clients have an optimizer of their own: leave "
                 "it, or the rule, out."
             )
-        if self.evened and self.standing is not None:
+        if self.evened and self.memory_weights is not None:
             work = work_done(replace(task, proximal=self.proximal), trainer.work)
-            self._mean_work = float(self.standing.enrollment_weights[task.clients] @ work)
+            self._mean_work = float(self.memory_weights.enrollment_weights[task.clients] @ work)
 
     @property
     def follows_work(self) -> bool:
@@ -148,7 +148,7 @@ class Composition:
         """Return what takes the place of the weighted sum in (O3), (P,)."""
         task = replace(task, proximal=self.proximal)
         scale = self._scale(task, trainer, weights)
-        if self.memory is None or self.standing is None:
+        if self.memory is None or self.memory_weights is None:
             reached = weights if scale is None else weights * scale
             return MemorySum(total=trainer.total(task, reached))
         task = replace(task, corrections=self.memory.corrections(task.clients))

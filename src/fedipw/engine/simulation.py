@@ -236,11 +236,11 @@ class Simulation:
                 continue
             done.add(id(limit))
             work = self._relative_work(composition)
-            if composition.standing is None:
+            if composition.memory_weights is None:
                 scheme, prob = weigher.schemes[composition.weights], draw.participation_prob
                 limit.add(scheme, units, prob, trim=weigher.trim, work=work)
             elif limit.rounds == 0:  # memory averages participation out, the same in every round
-                of, ones = composition.standing, np.ones(len(draw.replied))
+                of, ones = composition.memory_weights, np.ones(len(draw.replied))
                 limit.add(of.scheme, of.everyone(), ones, work=work)
 
     def _relative_work(self, composition: Composition) -> FloatArray | None:
@@ -323,7 +323,7 @@ def _logistic(federation: Federation, training: Training) -> LogisticTrainer:
 
 def _limit_key(name: str, composition: Composition) -> tuple[str, bool]:
     """Return what methods with one limit share."""
-    memory = composition.standing is not None
+    memory = composition.memory_weights is not None
     return (name if memory else composition.weights, composition.follows_work)
 
 

@@ -29,9 +29,9 @@ from fedipw.engine import (
     Composition,
     Federation,
     LocalWork,
+    MemoryWeights,
     RuleSettings,
     Simulation,
-    Standing,
     Training,
     tail_length,
 )
@@ -243,7 +243,7 @@ class _Built:
         start = np.zeros(self._federation.rows.n_parameters)
         rules = self._scenario.rules
         return {
-            r.name: Composition.of(r, rules, start, self._standing(r) if r.memory else None)
+            r.name: Composition.of(r, rules, start, self._memory_weights(r) if r.memory else None)
             for r in self._recipes
         }
 
@@ -258,9 +258,9 @@ class _Built:
         """Return the scheme of a round's replies: a plain mean where memory does the weighing."""
         return self._scheme(recipe.method) if recipe.weighs_replies else FedAvg()
 
-    def _standing(self, recipe: Recipe) -> Standing:
+    def _memory_weights(self, recipe: Recipe) -> MemoryWeights:
         kind, fitted = recipe.method.source, recipe.method.uses_enrollment
-        return Standing.of(self._scheme(recipe.method), self._units(kind, fitted))
+        return MemoryWeights.of(self._scheme(recipe.method), self._units(kind, fitted))
 
     def _units(self, kind: SourceKind, fitted: bool) -> Units:
         """Return the clients with the enrollment probabilities of a source, fitted if needed."""

@@ -291,7 +291,7 @@ def grid_of_nothing(nodes: int) -> InProcessGrid:
     return InProcessGrid(ClientApp(), {k + 1: {} for k in range(nodes)}, loses=lambda _: True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     others=st.lists(anything, min_size=1, max_size=4),
     mine=anything,

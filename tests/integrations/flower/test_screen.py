@@ -151,9 +151,7 @@ def test_a_model_that_runs_away_stops_the_run_before_the_round_counts(tmp_path: 
     assert not (tmp_path / "ledger" / "round-000001.parquet").exists()
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     update=st.lists(st.floats(-1e5, 1e5), min_size=3, max_size=3),
     clip=st.floats(1e-3, 1e3),
