@@ -2,7 +2,8 @@
 
 A 784-128-10 network, 50 clients a round, 10 local steps of batch 20. The peers run on PyTorch in an
 environment under .benchmarks/, made on first use. All take turns, several times, so that whatever
-else the machine does hits them alike. Results go to benchmarks/results/jaxtrainer.json.
+else the machine does hits them alike. Results go to benchmarks/results/jaxtrainer.json, tables to
+docs/_static.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import numpy as np
 
 from fedipw.data import ArrayClients
 from fedipw.engine import LocalWork, RoundWork
+from fedipw.engine.jaxrounds import Loss
 from fedipw.engine.jaxtrainer import JaxTrainer
 from fedipw.experiments.files import environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULT = HERE / "results" / "jaxtrainer.json"
+STATIC = ROOT / "docs" / "_static"
 CLIENTS, ROWS, COHORT = 200, 100, 50
 WORK = LocalWork(steps=10, step_size=0.1, batch_size=20)
 ROUNDS, WARMUP = 10, 2
@@ -148,14 +151,94 @@ def compared(
     }
 
 
-def blocks(arrays: dict[str, np.ndarray], repeats: int) -> dict[str, float]:
-    """Return seconds per round by the number of clients side by side."""
-    trainers = {size: made(arrays, size) for size in (1, 2, 4, 8, 16, 64)}
-    seconds: dict[int, list[float]] = {size: [] for size in trainers}
-    for _ in range(repeats):
-        for size, trainer in trainers.items():
-            seconds[size].extend(own_rounds(trainer, arrays["cohorts"][: WARMUP + 3])[0])
-    return {str(size): statistics.median(values) for size, values in seconds.items()}
+SIZES = (1, 4, 8, 16, 32)
+NETWORKS = ((16, 16, 4), (64, 32, 10), (256, 128, 10), (784, 128, 10), (784, 512, 10))
+
+
+def convolving(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the cross-entropy of a network with two convolutions on 8 x 8 images, (rows,)."""
+    x = x.reshape(-1, 8, 8, 1)
+    for name in ("first", "second"):
+        layout = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, params[name], (2, 2), "SAME", dimension_numbers=layout)
+        x = jax.nn.relu(x)
+    logits = x.reshape(len(x), -1) @ params["w"]
+    return jax.nn.logsumexp(logits, axis=1) - jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
+
+
+def models() -> dict[str, tuple[Loss, dict[str, np.ndarray], int]]:
+    """Return models of several sizes: loss, weights and number of inputs."""
+    rng = np.random.default_rng(2)
+
+    def weights(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape) / np.sqrt(shape[-2])
+
+    found: dict[str, tuple[Loss, dict[str, np.ndarray], int]] = {}
+    for inputs, hidden, classes in NETWORKS:
+        found[f"{inputs}-{hidden}-{classes} network"] = (
+            loss,
+            {
+                "w1": weights(inputs, hidden),
+                "b1": np.zeros(hidden),
+                "w2": weights(hidden, classes),
+                "b2": np.zeros(classes),
+            },
+            inputs,
+        )
+    kernels = {"first": weights(3, 3, 1, 8), "second": weights(3, 3, 8, 16), "w": weights(64, 10)}
+    found["two convolutions, 8 × 8 images"] = (convolving, kernels, 64)
+    return found
+
+
+def blocks(repeats: int) -> list[dict[str, Any]]:
+    """Return microseconds of one step of one client, by model and by clients side by side."""
+    rng, found = np.random.default_rng(3), []
+    for name, (of, params, inputs) in models().items():
+        data = ArrayClients(
+            features=rng.normal(size=(CLIENTS * ROWS, inputs)).astype(np.float32),
+            labels=rng.integers(0, 4, CLIENTS * ROWS),
+            offsets=np.arange(0, CLIENTS * ROWS + 1, ROWS),
+        )
+        trainers = {size: JaxTrainer(of, params, data, WORK, block=size) for size in SIZES}
+        seconds: dict[int, list[float]] = {size: [] for size in SIZES}
+        for _ in range(repeats + 1):  # the first compiles
+            for size, trainer in trainers.items():
+                task = RoundWork(clients=np.arange(64), theta=trainer.start, key=0)
+                began = time.perf_counter()
+                trainer.total(task, np.full(64, 1.0 / 64))
+                seconds[size].append(time.perf_counter() - began)
+        steps = 64 * WORK.steps
+        found.append(
+            {
+                "model": name,
+                "parameters": len(trainers[1].start),
+                "block_by_rule": JaxTrainer(of, params, data, WORK).block,
+                "microseconds": {
+                    str(size): 1e6 * statistics.median(values[1:]) / steps
+                    for size, values in seconds.items()
+                },
+            }
+        )
+    return found
+
+
+def tables(result: dict[str, Any]) -> None:
+    """Write the tables of docs/jax.md."""
+    lines = ["| | seconds a round | times ours |", "| --- | --- | --- |"]
+    versions = result["peer_versions"]
+    for name, seconds in result["seconds_per_round"].items():
+        label = "`JaxTrainer`" if name == "fedipw" else name
+        label = label.replace("pfl,", f"pfl-research {versions.get('pfl', '')},")
+        lines.append(f"| {label} | {seconds:.3f} | {result['times_ours'][name]:.1f} |")
+    (STATIC / "jax-benchmark.md").write_text("\n".join(lines) + "\n")
+    heads = " | ".join(f"block {size}" if size == 1 else str(size) for size in SIZES)
+    lines = [f"| model | parameters | {heads} | by rule |", "| --- |" + " --- |" * (len(SIZES) + 2)]
+    for row in result["blocks"]:
+        cells = " | ".join(f"{row['microseconds'][str(size)]:.3g}" for size in SIZES)
+        lines.append(
+            f"| {row['model']} | {row['parameters']:,} | {cells} | {row['block_by_rule']} |"
+        )
+    (STATIC / "jax-blocks.md").write_text("\n".join(lines) + "\n")
 
 
 def scaling(arrays: dict[str, np.ndarray]) -> list[dict[str, float]]:
@@ -192,7 +275,7 @@ def main() -> None:
         "rounds_each": ROUNDS,
         **compared(arrays, arguments.repeats, bin_, peers),
         "block_by_rule": made(arrays).block,
-        "seconds_per_round_by_block": blocks(arrays, arguments.repeats),
+        "blocks": blocks(3 * arguments.repeats),
         "scaling": scaling(arrays),
         "jax": {name: metadata.version(name) for name in ("jax", "jaxlib")},
         **environment(),
@@ -200,6 +283,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if not arguments.skip_peers:
         RESULT.write_text(json.dumps(result, indent=2) + "\n")
+        tables(result)
 
 
 if __name__ == "__main__":

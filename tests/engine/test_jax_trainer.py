@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from fedipw.engine import LocalWork, LogisticTrainer, RoundWork
 from fedipw.engine.batches import batch_rows
 from fedipw.engine.jaxtrainer import JaxTrainer
 from fedipw.errors import InputError
+from fedipw.numerics.threads import limit_threads, thread_count
 from fedipw.theory import FederatedLogistic
 
 L2, N, P = 0.05, 40, 6
@@ -183,6 +185,24 @@ def test_memory_does_not_grow_with_the_cohort(network: JaxTrainer) -> None:
     assert network.call_bytes(5000) == many  # calls of 512
 
 
+def test_rows_are_drawn_as_they_are_needed() -> None:
+    """All draws of the round at once would be 40 MB."""
+    work = LocalWork(steps=50, batch_size=4)
+    trainer = JaxTrainer(logistic, ZERO, arrays(clients()), work)
+
+    def peak(size: int) -> int:
+        who = np.resize(np.arange(N), size)
+        task, weights = RoundWork(clients=who, theta=np.zeros(P), key=0), np.ones(size)
+        trainer.total(task, weights)  # compiles
+        tracemalloc.start()
+        trainer.total(task, weights)
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    assert peak(50_000) - peak(2_000) < 48_000 * 40  # a few numbers of each client
+
+
 def test_the_rule_for_blocks() -> None:
     def made(
         loss: Callable[..., jax.Array], params: Any, shape: tuple[int, ...] = (4,)
@@ -207,8 +227,13 @@ def test_the_rule_for_blocks() -> None:
 
 def test_same_inputs_same_bytes(network: JaxTrainer) -> None:
     task, weights = RoundWork(clients=np.arange(10), theta=network.start, key=5), np.full(10, 0.1)
-    first = network.total(task, weights).tobytes()
+    first, threads = network.total(task, weights).tobytes(), thread_count()
     assert all(network.total(task, weights).tobytes() == first for _ in range(20))
+    limit_threads(1)
+    try:
+        assert network.total(task, weights).tobytes() == first
+    finally:
+        limit_threads(threads)
 
 
 def test_one_client_that_blows_up_is_seen_and_harms_no_other() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedipw.engine.batches import batch_rows
 from fedipw.engine.local import LocalWork, RoundWork
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows, some
+from fedipw.numerics.threads import over_ranges
 
 try:
     import jax
@@ -54,6 +56,7 @@ __all__ = ["JaxTrainer", "OptaxStep"]
 _PLACES = (8, 64, 512)  # clients of one call, padded; larger cohorts take several calls
 _CALL_BYTES = 1 << 26  # drawn rows, corrections and updates of one call
 _BLOCK, _BLOCK_PARAMETERS = 16, 1 << 19  # clients side by side, and parameters of them together
+_SHARES, _SHARED_PARAMETERS = 2, 1 << 22  # calls that share a sum's clients; none of large models
 _PIECE_ROWS = 512  # rows of a full gradient at once
 _ROWS = 1024  # rows of an evaluation at once
 
@@ -89,7 +92,7 @@ class JaxTrainer:
         Of all computations: float32, or float64. JAX's own setting is left alone.
     block
         Clients trained side by side (``vmap``), block after block. By default 1 if the loss has a
-        convolution (side by side these are slow on processors), otherwise the largest power of
+        convolution (side by side these gain nothing on processors), otherwise the largest power of
         two, at most 16, whose models together have no more than 2**19 parameters; else 1.
 
     Examples
@@ -210,11 +213,20 @@ class JaxTrainer:
         """Return the weighted sum of updates, (P,), none of them kept."""
         weights = np.asarray(weights, dtype=np.float64)
         check_rows(len(task.clients), weights=weights)
-        total = np.zeros(len(self._start))
-        with self._precision():
-            for job, _ in self._jobs(task, weights):
-                total += np.asarray(self._total(self._data, job))
+        total, size = np.zeros(len(self._start)), len(task.clients)
+        shares = _SHARES if len(total) <= _SHARED_PARAMETERS else 1
+        most = -(-size // shares // self._block) * self._block
+        jobs = (job for job, _ in self._jobs(task, weights, most))
+        while mine := list(islice(jobs, shares)):  # drawn as they are needed, not all at once
+            parts = np.zeros((len(mine), len(total)))
+            over_ranges(len(mine), partial(self._fill, parts, mine), work=np.inf)
+            total += parts.sum(axis=0)
         return total
+
+    def _fill(self, parts: FloatArray, jobs: list[Job], first: int, last: int) -> None:
+        with self._precision():
+            for k in range(first, last):
+                parts[k] = np.asarray(self._total(self._data, jobs[k]))
 
     def losses(self, theta: FloatArray, clients: IntArray | None = None) -> FloatArray:
         """Return f_i, mean loss and penalty, of these clients or of all, (N,)."""
@@ -261,8 +273,10 @@ class JaxTrainer:
         sent = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(job))
         return int(found.temp_size_in_bytes + found.output_size_in_bytes + sent)
 
-    def _jobs(self, task: RoundWork, weights: FloatArray | None) -> Iterator[tuple[Job, int]]:
-        """Yield the calls a round takes, each with its number of clients."""
+    def _jobs(
+        self, task: RoundWork, weights: FloatArray | None, limit: int = _PLACES[-1]
+    ) -> Iterator[tuple[Job, int]]:
+        """Yield the calls a round takes, each of ``limit`` clients at most, with their number."""
         theta, who = self._cast(task.theta), self._chosen(task.clients)
         steps, longest = task.local_steps(self._work), _padded_steps(task, self._work)
         if (steps < 0).any():
@@ -270,7 +284,8 @@ class JaxTrainer:
         width = 0 if self._batch is None else longest * self._batch * 4
         if weights is None or task.corrections is not None:
             width += theta.nbytes
-        most = min(_PLACES[-1], max(1, _CALL_BYTES // max(width, 1)))
+        fit = min(_PLACES[-1], max(1, _CALL_BYTES // max(width, 1)))
+        most = max(1, min(limit, fit))
         mu = np.asarray(task.proximal, self._dtype) if task.proximal else None
         for first in range(0, len(who), most):
             part = slice(first, first + most)
@@ -281,7 +296,7 @@ class JaxTrainer:
                 corrections=None if task.corrections is None else task.corrections[part],
             )
             size = len(own.clients)
-            places = min(most, next(c for c in _PLACES if c >= size))
+            places = min(fit, next(c for c in _PLACES if c >= size))
             places = -(-places // self._block) * self._block
             lanes = self._lanes(own, longest, places, None if weights is None else weights[part])
             yield Job(theta, np.int32(-(-size // self._block)), mu, lanes), size
