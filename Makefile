@@ -10,7 +10,7 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # this is set every process would compile them all again: ten seconds for each of hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit docs bench clean
+.PHONY: demo test lint types unit docs kernels bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedipw reproduce --out demo
@@ -18,7 +18,9 @@ demo: $(STAMP)
 	@echo "figure: $(CURDIR)/demo/figure1.png"
 	@echo "page:   $(CURDIR)/demo/index.html"
 
-test: lint types unit docs
+test: $(STAMP)
+	$(MAKE) --jobs 4 lint types docs kernels  # one core each; tests use them all
+	$(MAKE) unit
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("fedipw needs Python 3.11 or newer, not " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -41,6 +43,9 @@ unit: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs: $(CURDIR)/docs/_build/html/index.html"
+
+kernels: $(STAMP)  # compiled once, before several processes would do it at the same time
+	$(BIN)/python -c "from fedipw.experiments.scenario import Scenario as S; S(rounds=12, methods=('fedipw', 'efficient', 'scaffold')).simulation().advance(12)"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.simulator

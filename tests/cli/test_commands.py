@@ -1,4 +1,4 @@
-"""The commands as a user runs them: exit codes, files; in real processes a kill and a resume."""
+"""The commands as a user runs them: exit codes, files, a real process killed and resumed."""
 
 import json
 import signal
@@ -24,12 +24,6 @@ local_steps = 2
 step_size = 0.2
 batch_size = 10
 """
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     config = tmp_path / "scenario.toml"
     config.write_text(SCENARIO.format(rounds=800))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert run("simulate", config, "--out", whole).returncode == 0
+    assert fedipw("simulate", config, "--out", whole)[0] == 0
     process = subprocess.Popen(
         [*COMMAND, "simulate", str(config), "--out", str(killed)],
         stdout=subprocess.DEVNULL,
@@ -87,13 +81,13 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     assert saved.exists()
     assert not (killed / "summary.json").exists()  # killed before it was done
 
-    again = run("simulate", config, "--out", killed)
-    assert again.returncode == 2
-    assert "unfinished run" in again.stderr
-    assert "--resume" in again.stderr
+    code, _, error = fedipw("simulate", config, "--out", killed)
+    assert code == 2
+    assert "unfinished run" in error
+    assert "--resume" in error
 
-    resumed = run("simulate", config, "--out", killed, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    code, _, error = fedipw("simulate", config, "--out", killed, "--resume")
+    assert code == 0, error
     for name in ("history.parquet", "summary.json", "index.html"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
