@@ -17,7 +17,7 @@ SEEDS = 4
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("panels") / "out"
-    reproduce(out, FigureSettings(panels="CD", seeds=SEEDS, rounds=150))
+    reproduce(out, FigureSettings(panels="CD", seeds=SEEDS, rounds=150, workers=1))
     return out
 
 
