@@ -92,7 +92,7 @@ class JaxTrainer:
         Of all computations: float32, or float64. JAX's own setting is left alone.
     block
         Clients trained side by side (``vmap``), block after block. By default 1 if the loss has a
-        convolution (side by side these gain nothing on processors), otherwise the largest power of
+        convolution (side by side these gain little on processors), otherwise the largest power of
         two, at most 16, whose models together have no more than 2**19 parameters; else 1.
 
     Examples
