@@ -45,7 +45,7 @@ docs: $(STAMP)
 	@echo "docs: $(CURDIR)/docs/_build/html/index.html"
 
 kernels: $(STAMP)  # compiled once, before several processes would do it at the same time
-	$(BIN)/python -c "from fedipw.experiments.scenario import Scenario as S; S(rounds=12, methods=('fedipw', 'efficient', 'scaffold')).simulation().advance(12)"
+	$(BIN)/python -c "from fedipw.lab.scenario import Scenario as S; S(rounds=12, methods=('fedipw', 'efficient', 'scaffold')).simulation().advance(12)"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.simulator

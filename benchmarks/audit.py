@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 from scipy.special import expit
 
-from fedipw.data import Ledger
-from fedipw.experiments.files import environment
+from fedipw.lab.files import environment
+from fedipw.tables import Ledger
 
 RESULT = Path(__file__).parent / "results" / "audit.json"
 TABLE = Path(__file__).parents[1] / "docs" / "_static" / "audit-benchmark.md"

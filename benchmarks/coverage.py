@@ -24,14 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from fedipw.data import Testbed
-from fedipw.data.mechanisms import (
-    DailyParticipation,
-    LogisticEnrollment,
-    MarkovAvailability,
-    ParticipationMechanism,
-    enrollment_draw,
-)
 from fedipw.evaluation import (
     Estimator,
     GregMean,
@@ -41,8 +33,16 @@ from fedipw.evaluation import (
     fitted_two_phase,
     population_means,
 )
-from fedipw.experiments.files import environment
-from fedipw.theory import FederatedLogistic, target_weights
+from fedipw.lab.files import environment
+from fedipw.lab.mechanisms import (
+    DailyParticipation,
+    LogisticEnrollment,
+    MarkovAvailability,
+    ParticipationMechanism,
+    enrollment_draw,
+)
+from fedipw.lab.testbed import Testbed
+from fedipw.lab.theory import FederatedLogistic, target_weights
 
 RESULT = Path(__file__).parent / "results" / "coverage.json"
 TABLE = Path(__file__).parents[1] / "docs" / "_static" / "coverage.md"

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from fedipw.audit.style import new_figure, styled
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear
-from fedipw.data import Population, Testbed
-from fedipw.data.mechanisms import (
+from fedipw.lab.files import environment
+from fedipw.lab.mechanisms import (
     DailyParticipation,
     EnrollmentMechanism,
     LogisticEnrollment,
@@ -30,16 +31,16 @@ from fedipw.data.mechanisms import (
     ParticipationMechanism,
     enrollment_draw,
 )
-from fedipw.data.mechanisms.base import score_of
-from fedipw.data.streams import Streams
-from fedipw.data.terms import term_of
-from fedipw.experiments.files import environment
-from fedipw.experiments.scenario import Scenario
+from fedipw.lab.mechanisms.base import score_of
+from fedipw.lab.scenario import Scenario
+from fedipw.lab.streams import Streams
+from fedipw.lab.testbed import Testbed
+from fedipw.lab.theory import FederatedLogistic, efficiency_bound, redrawn_variance, target_weights
 from fedipw.numerics.threads import limit_threads
-from fedipw.propensity import enrollment_fit
-from fedipw.report.style import new_figure, styled
-from fedipw.theory import FederatedLogistic, efficiency_bound, redrawn_variance, target_weights
-from fedipw.weights import Balance
+from fedipw.selection import enrollment_fit
+from fedipw.tables import Population
+from fedipw.tables.terms import term_of
+from fedipw.weighting import Balance
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray

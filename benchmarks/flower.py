@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedipw.experiments.files import environment
+from fedipw.lab.files import environment
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
@@ -80,7 +80,7 @@ def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
     from flwr.serverapp.strategy import FedAvg
     from inprocess import InProcessGrid
 
-    from fedipw.integrations.flower import FedIPW, Screen, describes
+    from fedipw.flower import FedIPW, Screen, describes
 
     where = Path(tempfile.mkdtemp())
     table = people(where)

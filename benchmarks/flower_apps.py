@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedipw.experiments.files import environment
+from fedipw.lab.files import environment
 from fedipw.numerics.threads import limit_threads
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "flower"

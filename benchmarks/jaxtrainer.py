@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedipw.data import ArrayClients
-from fedipw.engine import LocalWork, RoundWork
-from fedipw.engine.jaxrounds import Loss
-from fedipw.engine.jaxtrainer import JaxTrainer
-from fedipw.experiments.files import environment
+from fedipw.lab.arrayclients import ArrayClients
+from fedipw.lab.engine import LocalWork, RoundWork
+from fedipw.lab.engine.jaxrounds import Loss
+from fedipw.lab.engine.jaxtrainer import JaxTrainer
+from fedipw.lab.files import environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -12,9 +12,9 @@ import resource
 import time
 from pathlib import Path
 
-from fedipw.data import Testbed
-from fedipw.experiments.files import environment
-from fedipw.experiments.scenario import Scenario
+from fedipw.lab.files import environment
+from fedipw.lab.scenario import Scenario
+from fedipw.lab.testbed import Testbed
 
 RESULT = Path(__file__).parent / "results" / "memory.json"
 

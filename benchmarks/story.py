@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedipw.data import Testbed
-from fedipw.data.mechanisms import DailyParticipation, LogisticEnrollment, enrollment_draw
-from fedipw.data.streams import Streams
-from fedipw.engine import tail_length
-from fedipw.experiments.files import environment
-from fedipw.experiments.scenario import PropensitySettings, Scenario
+from fedipw.lab.engine import tail_length
+from fedipw.lab.files import environment
+from fedipw.lab.mechanisms import DailyParticipation, LogisticEnrollment, enrollment_draw
+from fedipw.lab.scenario import PropensitySettings, Scenario
+from fedipw.lab.streams import Streams
+from fedipw.lab.testbed import Testbed
+from fedipw.lab.theory import FederatedLogistic, error_parts, lottery_term, target_weights
 from fedipw.numerics.threads import limit_threads
-from fedipw.propensity import enrollment_fit
-from fedipw.theory import FederatedLogistic, error_parts, lottery_term, target_weights
+from fedipw.selection import enrollment_fit
 
 RESULT = Path(__file__).parent / "results" / "story.json"
 SEEDS, DRAWS = 20, 200

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedipw.experiments.files import environment
-from fedipw.experiments.study import StudyTables, run_study
-from fedipw.experiments.studyfile import Study, study_from
-from fedipw.report.style import look_of
+from fedipw.audit.style import look_of
+from fedipw.lab.files import environment
+from fedipw.lab.study import StudyTables, run_study
+from fedipw.lab.studyfile import Study, study_from
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("baselines", "breaks", "real")

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedipw.experiments.files import environment
-from fedipw.experiments.study import run_study
-from fedipw.experiments.studyfile import study_from
-from fedipw.experiments.studyparts import jobs_of
+from fedipw.lab.files import environment
+from fedipw.lab.study import run_study
+from fedipw.lab.studyfile import study_from
+from fedipw.lab.studyparts import jobs_of
 
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "examples" / "studies" / "testbed.toml"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedipw.data import Testbed
-from fedipw.experiments.files import environment
-from fedipw.report.style import new_figure, styled
-from fedipw.theory import (
+from fedipw.audit.style import new_figure, styled
+from fedipw.lab.files import environment
+from fedipw.lab.testbed import Testbed
+from fedipw.lab.theory import (
     CurvedPair,
     FederatedLogistic,
     ProblemConstants,

@@ -19,9 +19,9 @@ from scipy.special import expit, logit, xlogy
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.calibration import Entropy, calibrated
-from fedipw.data.mechanisms.base import solved_intercept
-from fedipw.propensity import Isotonic, NewtonLogistic, Platt, client_folds, cross_fit
-from fedipw.weights import effective_sample_size, hajek_weights, horvitz_thompson_weights
+from fedipw.lab.mechanisms.base import solved_intercept
+from fedipw.selection import Isotonic, NewtonLogistic, Platt, client_folds, cross_fit
+from fedipw.weighting import effective_sample_size, hajek_weights, horvitz_thompson_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

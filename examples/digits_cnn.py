@@ -20,14 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fedipw.data import ArrayClients, Population
-from fedipw.data.mechanisms import LogisticEnrollment, MarkovAvailability, enrollment_draw
-from fedipw.data.streams import Streams
-from fedipw.engine import Federation, LocalWork, Simulation, Training
-from fedipw.engine.jaxtrainer import JaxTrainer
-from fedipw.propensity import ParticipationModel, enrollment_fit
-from fedipw.weights import FedAvg, Hajek, HorvitzThompson, ParticipationOnly, TwoStage, Weigher
-from fedipw.weights.sources import Units
+from fedipw.lab.arrayclients import ArrayClients
+from fedipw.lab.engine import Federation, LocalWork, Simulation, Training
+from fedipw.lab.engine.jaxtrainer import JaxTrainer
+from fedipw.lab.mechanisms import LogisticEnrollment, MarkovAvailability, enrollment_draw
+from fedipw.lab.streams import Streams
+from fedipw.selection import ParticipationModel, enrollment_fit
+from fedipw.tables import Population
+from fedipw.weighting import FedAvg, Hajek, HorvitzThompson, ParticipationOnly, TwoStage, Weigher
+from fedipw.weighting.sources import Units
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration.workload import Rows, margin_rows, numeric_rows, one_pass
-from fedipw.experiments.files import environment
+from fedipw.lab.files import environment
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "results" / "calibration.json"

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.fitting.solve import SOLVERS
 from benchmarks.fitting.workload import COLUMNS, exact_fit, write_population
-from fedipw.experiments.files import environment
+from fedipw.lab.files import environment
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "results" / "fitting.json"

@@ -25,8 +25,8 @@ def _read(path: Path, order: str) -> tuple[Any, Any]:
 
 
 def fedipw(path: Path) -> tuple[float, list[float], dict[str, Any]]:
-    from fedipw.data import TableFile
-    from fedipw.propensity import table_model
+    from fedipw.selection import table_model
+    from fedipw.tables import TableFile
 
     began = time.perf_counter()
     fit = table_model(TableFile(path), " + ".join(NAMES)).fit

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator.workload import floor_seconds, scenario, timed_rounds, write_input
-from fedipw.experiments.files import environment
+from fedipw.lab.files import environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

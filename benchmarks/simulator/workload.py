@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedipw.data import Testbed
-from fedipw.data.mechanisms import DataAvailability, LogisticEnrollment
-from fedipw.experiments.scenario import Scenario, TrainingSettings
+from fedipw.lab.mechanisms import DataAvailability, LogisticEnrollment
+from fedipw.lab.scenario import Scenario, TrainingSettings
+from fedipw.lab.testbed import Testbed
 from fedipw.numerics.compiled import compiled
 from fedipw.numerics.threads import over_ranges
 

@@ -13,12 +13,14 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from fedipw.audit import Audit, audit_facts, judged, metric_part
-from fedipw.data import ClientData, Ledger, TableFile, Testbed
 from fedipw.evaluation import EvaluationPlan, Metrics, logged_two_phase
-from fedipw.theory import FederatedLogistic, target_weights
-from fedipw.weights import method_named
-from fedipw.weights.logrun import LogPlan
-from fedipw.weights.people import KnownPopulation
+from fedipw.lab.clients import ClientData
+from fedipw.lab.testbed import Testbed
+from fedipw.lab.theory import FederatedLogistic, target_weights
+from fedipw.tables import Ledger, TableFile
+from fedipw.weighting import method_named
+from fedipw.weighting.logrun import LogPlan
+from fedipw.weighting.people import KnownPopulation
 
 from .worlds import Array
 

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.propensity import StageModel
+from fedipw.selection import StageModel
 
 from .reference import (
     check_coefficients,

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from fedipw.audit.cells import merged_reliability, shown_histogram, weight_part
 from fedipw.audit.gather import audit_facts
 from fedipw.audit.parts import Audit
-from fedipw.data import Ledger, TableFile, Targets
 from fedipw.evaluation.diagnostics import ReliabilityBin, weight_diagnostics
-from fedipw.propensity import Formulas, LogSettings, LogWindow, TableSettings
-from fedipw.weights import method_named
-from fedipw.weights.logrun import LogPlan
-from fedipw.weights.people import KnownPopulation, KnownTotals
+from fedipw.selection import Formulas, LogSettings, LogWindow, TableSettings
+from fedipw.tables import Ledger, TableFile, Targets
+from fedipw.weighting import method_named
+from fedipw.weighting.logrun import LogPlan
+from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 Array = np.ndarray[Any, Any]
 

@@ -12,10 +12,10 @@ from fedipw.audit import metric_part
 from fedipw.audit.metricpart import ODDS_RATIOS, metric_notes
 from fedipw.audit.parts import MetricPart
 from fedipw.audit.verdict import verdict
-from fedipw.data import Ledger, TableFile, Targets
 from fedipw.evaluation import EvaluationPlan, Metrics, evaluated, logged_two_phase
 from fedipw.evaluation.logged import LoggedSample
-from fedipw.weights.people import KnownPopulation, KnownTotals
+from fedipw.tables import Ledger, TableFile, Targets
+from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 from .handmade import FAIR, WORTH, answer
 from .worlds import World, planned, world

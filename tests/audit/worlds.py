@@ -11,11 +11,11 @@ import polars as pl
 
 from cli import command
 from fedipw.audit.gather import audit_facts
-from fedipw.data import Ledger, Missing, TableFile, Targets
-from fedipw.propensity import Formulas, LogSettings, LogWindow, TableSettings
-from fedipw.weights import method_named
-from fedipw.weights.logrun import LogPlan
-from fedipw.weights.people import KnownPopulation, KnownTotals
+from fedipw.selection import Formulas, LogSettings, LogWindow, TableSettings
+from fedipw.tables import Ledger, Missing, TableFile, Targets
+from fedipw.weighting import method_named
+from fedipw.weighting.logrun import LogPlan
+from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 Array = np.ndarray[Any, Any]
 NET = ("wifi", "cell")

@@ -21,9 +21,9 @@ from fedipw.calibration import (
     Quadratic,
     calibrated,
 )
-from fedipw.data import Block, Blocks, TableFile, Targets
 from fedipw.errors import InfeasibleError, InputError
 from fedipw.numerics.types import FloatArray
+from fedipw.tables import Block, Blocks, TableFile, Targets
 
 DISTANCES: list[Distance | InverseLogit] = [
     Quadratic(),

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.report.audit import embedded_audit
+from fedipw.audit.pages import embedded_audit
 
 from .command import fedipw
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fedipw.experiments.study import run_study
-from fedipw.experiments.studyfile import study_from
+from fedipw.lab.study import run_study
+from fedipw.lab.studyfile import study_from
 
 from .command import fedipw
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from fedipw.cli import main
-from fedipw.data import Ledger
+from fedipw.tables import Ledger
 
 
 @pytest.fixture

@@ -14,11 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedipw.data.design import Missing, bound_design
-from fedipw.data.frames import Frame
-from fedipw.data.partitions import Block, Blocks
-from fedipw.data.tablefile import TableFile
-from fedipw.data.targets import Targets
 from fedipw.errors import InputError
 from fedipw.evaluation.balance import (
     BalanceTable,
@@ -29,7 +24,12 @@ from fedipw.evaluation.balance import (
     weighted_moments,
 )
 from fedipw.numerics.types import FloatArray
-from fedipw.propensity import CodedTable, TableSettings, tables
+from fedipw.selection import CodedTable, TableSettings, tables
+from fedipw.tables.design import Missing, bound_design
+from fedipw.tables.frames import Frame
+from fedipw.tables.partitions import Block, Blocks
+from fedipw.tables.tablefile import TableFile
+from fedipw.tables.targets import Targets
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 R = json.loads((REFERENCE / "ipw200_R.json").read_text())

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
-from fedipw.data.partitions import Block, Blocks
-from fedipw.data.tablefile import TableFile
 from fedipw.errors import InputError
 from fedipw.evaluation.diagnostics import (
     HOUR,
@@ -29,7 +27,9 @@ from fedipw.evaluation.diagnostics import (
     weight_diagnostics,
 )
 from fedipw.numerics.types import FloatArray, LabelArray
-from fedipw.propensity import CodedTable
+from fedipw.selection import CodedTable
+from fedipw.tables.partitions import Block, Blocks
+from fedipw.tables.tablefile import TableFile
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 R = json.loads((REFERENCE / "ipw200_R.json").read_text())

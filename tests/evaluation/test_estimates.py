@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, stdtrit
 
-from fedipw.data.frames import Frame
-from fedipw.data.partitions import Blocks
 from fedipw.errors import InputError
 from fedipw.evaluation import (
     Estimate,
@@ -33,8 +31,10 @@ from fedipw.evaluation import (
     population_means,
 )
 from fedipw.numerics.types import FloatArray, IntArray
-from fedipw.propensity import NewtonLogistic
-from fedipw.propensity.fit import logistic_fit
+from fedipw.selection import NewtonLogistic
+from fedipw.selection.fit import logistic_fit
+from fedipw.tables.frames import Frame
+from fedipw.tables.partitions import Blocks
 
 FOLDER = Path(__file__).parents[1] / "reference"
 R: dict[str, Any] = json.loads((FOLDER / "ipw200_R.json").read_text())

@@ -12,8 +12,6 @@ import pytest
 from scipy.special import expit
 
 from fedipw.calibration import Entropy
-from fedipw.data import Ledger, TableFile, Targets
-from fedipw.data.design import Missing
 from fedipw.errors import InputError
 from fedipw.evaluation import (
     CalibratedEnrollment,
@@ -32,10 +30,12 @@ from fedipw.evaluation import (
     population_means,
     sensitivity_bounds,
 )
-from fedipw.propensity import Formulas, LogSettings, LogWindow, TableSettings
-from fedipw.weights.logrun import LogPlan, LogRecord, logged_weights
-from fedipw.weights.people import KnownPopulation, KnownTotals
-from fedipw.weights.registry import method_named
+from fedipw.selection import Formulas, LogSettings, LogWindow, TableSettings
+from fedipw.tables import Ledger, TableFile, Targets
+from fedipw.tables.design import Missing
+from fedipw.weighting.logrun import LogPlan, LogRecord, logged_weights
+from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.weighting.registry import method_named
 
 SIZE, ROUNDS = 400, 4
 

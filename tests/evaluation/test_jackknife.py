@@ -10,7 +10,6 @@ import pytest
 from scipy.special import expit
 
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear
-from fedipw.data.partitions import Block, Blocks
 from fedipw.errors import InputError
 from fedipw.evaluation import (
     CalibratedEnrollment,
@@ -29,7 +28,8 @@ from fedipw.evaluation import (
     population_means,
 )
 from fedipw.numerics.types import FloatArray
-from fedipw.weights import Balance
+from fedipw.tables.partitions import Block, Blocks
+from fedipw.weighting import Balance
 
 
 def known(y: FloatArray, kappa: FloatArray, prob: FloatArray) -> TwoPhase:

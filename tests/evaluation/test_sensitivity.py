@@ -15,9 +15,9 @@ from scipy.optimize import linprog
 
 from fedipw.errors import InputError
 from fedipw.evaluation import SensitivityBounds, odds_ratio_at, sensitivity_bounds
+from fedipw.lab.theory import sensitivity_errors
 from fedipw.numerics.types import FloatArray, IntArray
-from fedipw.theory import sensitivity_errors
-from fedipw.weights import hajek_weights, horvitz_thompson_weights
+from fedipw.weighting import hajek_weights, horvitz_thompson_weights
 
 FORMS = pytest.mark.parametrize("size", [None, 40.0], ids=["hajek", "horvitz-thompson"])
 

@@ -13,8 +13,6 @@ from scipy.optimize import root
 from scipy.special import expit
 
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear, Logit, Quadratic
-from fedipw.data.frames import Frame
-from fedipw.data.partitions import Blocks
 from fedipw.errors import InputError
 from fedipw.evaluation import (
     CalibratedEnrollment,
@@ -30,8 +28,10 @@ from fedipw.evaluation import (
     TwoPhase,
 )
 from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-from fedipw.propensity.fit import logistic_fit
-from fedipw.weights import Balance
+from fedipw.selection.fit import logistic_fit
+from fedipw.tables.frames import Frame
+from fedipw.tables.partitions import Blocks
+from fedipw.weighting import Balance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedipw.numerics import threads
 from fedipw.numerics.logistic import logistic_losses, logistic_sums
 from fedipw.numerics.threads import limit_threads, over_ranges
-from fedipw.propensity.panel import Panel
+from fedipw.selection.panel import Panel
 
 
 @contextmanager

@@ -26,9 +26,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 from scipy.special import expit
 
-from fedipw.data.design import bound_design
-from fedipw.data.partitions import Blocks
-from fedipw.integrations.flower.secure import (
+from fedipw.flower.secure import (
     Covariates,
     FixedPoint,
     WeightModel,
@@ -37,7 +35,9 @@ from fedipw.integrations.flower.secure import (
     scaled_update,
     weighted_sum,
 )
-from fedipw.propensity import StageModel, logistic_fit
+from fedipw.selection import StageModel, logistic_fit
+from fedipw.tables.design import bound_design
+from fedipw.tables.partitions import Blocks
 
 POPULATION, SIZE = 24, 5  # people, and parameters of the model
 FIXED = FixedPoint(clipping_range=2.0)  # weight times update stays below

@@ -18,7 +18,7 @@ from fedipw.evaluation.diagnostics import (
     CalibrationSums,
     calibration_from,
 )
-from fedipw.weights.functions import effective_sample_size
+from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
     from fedipw.evaluation.diagnostics import ReliabilityBin

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
-from fedipw.data.population import ENROLLED
 from fedipw.evaluation.balance import ENROLLED_WEIGHTED, PARTICIPANTS, PARTICIPANTS_WEIGHTED
+from fedipw.tables.population import ENROLLED
 
 if TYPE_CHECKING:
     from fedipw.audit.parts import Audit, BalanceLine, BalancePart

@@ -30,19 +30,19 @@ from fedipw.audit.tablefacts import (
     totals_facts,
 )
 from fedipw.audit.tallies import heat_parts
-from fedipw.data.ledger import AVAILABLE, Ledger
 from fedipw.errors import SeparationError
 from fedipw.numerics.checks import check_positive
-from fedipw.propensity.overlap import THRESHOLD
-from fedipw.propensity.stage import AVAILABILITY, PARTICIPATION, REPLY
-from fedipw.weights.logrun import LogPlan, LogRecord, Progress, logged_weights
-from fedipw.weights.people import KnownPopulation, KnownTotals
-from fedipw.weights.registry import SourceKind, method_named
+from fedipw.selection.overlap import THRESHOLD
+from fedipw.selection.stage import AVAILABILITY, PARTICIPATION, REPLY
+from fedipw.tables.ledger import AVAILABLE, Ledger
+from fedipw.weighting.logrun import LogPlan, LogRecord, Progress, logged_weights
+from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.weighting.registry import SourceKind, method_named
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
-    from fedipw.weights.schemes import Scheme
-    from fedipw.weights.standing import Standing
+    from fedipw.weighting.schemes import Scheme
+    from fedipw.weighting.standing import Standing
 
 MIN_CELL = 10
 PARTICIPATION_ONLY = "participation-only"
@@ -92,8 +92,8 @@ def audit_facts(
     >>> import tempfile
     >>> from pathlib import Path
     >>> import polars as pl
-    >>> from fedipw.data import TableFile
-    >>> from fedipw.weights import method_named
+    >>> from fedipw.tables import TableFile
+    >>> from fedipw.weighting import method_named
     >>> path, rng = Path(tempfile.mkdtemp()) / "people.parquet", np.random.default_rng(1)
     >>> age = rng.normal(40.0, 10.0, 500)
     >>> pl.DataFrame({"unit_id": range(500), "age": age,

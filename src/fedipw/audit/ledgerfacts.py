@@ -21,21 +21,21 @@ from fedipw.audit.tallies import (
     clock_of,
     coder_of,
 )
-from fedipw.data.ledger import REPLIED, Ledger
-from fedipw.data.partitions import added
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
-from fedipw.propensity.participation import Source
-from fedipw.propensity.steplog import LogWindow
+from fedipw.selection.participation import Source
+from fedipw.selection.steplog import LogWindow
+from fedipw.tables.ledger import REPLIED, Ledger
+from fedipw.tables.partitions import added
 
 if TYPE_CHECKING:
-    from fedipw.data.members import Members
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-    from fedipw.propensity.logged import StepRows
-    from fedipw.propensity.stage import StageModel
-    from fedipw.weights.logrun import LogPlan
-    from fedipw.weights.rounds import RoundWeights
-    from fedipw.weights.schemes import Scheme
-    from fedipw.weights.standing import Standing
+    from fedipw.selection.logged import StepRows
+    from fedipw.selection.stage import StageModel
+    from fedipw.tables.members import Members
+    from fedipw.weighting.logrun import LogPlan
+    from fedipw.weighting.rounds import RoundWeights
+    from fedipw.weighting.schemes import Scheme
+    from fedipw.weighting.standing import Standing
 
 RATE_COLUMNS = 12
 _SAMPLE_ROUNDS = 8
@@ -44,7 +44,7 @@ _SAMPLE_ROUNDS = 8
 @final
 @dataclass(slots=True, eq=False)
 class LedgerFacts:
-    """Told of every round of a replay (:class:`fedipw.weights.logrun.Watch`)."""
+    """Told of every round of a replay (:class:`fedipw.weighting.logrun.Watch`)."""
 
     members: Members
     past: bool  # whether rounds are weighed by what was known before them

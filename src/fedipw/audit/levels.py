@@ -11,13 +11,13 @@ import polars as pl
 
 from fedipw.audit.parts import Coefficient
 from fedipw.audit.tallies import Levels, Tally
-from fedipw.data.partitions import Block, Partitions, sum_over
-from fedipw.data.terms import MISSING, OTHER, Factor, Term
+from fedipw.tables.partitions import Block, Partitions, sum_over
+from fedipw.tables.terms import MISSING, OTHER, Factor, Term
 
 if TYPE_CHECKING:
-    from fedipw.data.frames import Frame
     from fedipw.numerics.types import IntArray
-    from fedipw.propensity.stage import StageModel
+    from fedipw.selection.stage import StageModel
+    from fedipw.tables.frames import Frame
 
 _TRUE, _FALSE = "true", "false"
 _FLAG = "flag"

@@ -16,7 +16,7 @@ from fedipw.numerics.checks import some
 if TYPE_CHECKING:
     from fedipw.evaluation.estimates import Estimate
     from fedipw.evaluation.logged import LoggedSample
-    from fedipw.weights.people import KnownPopulation, KnownTotals
+    from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 ODDS_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _ROUNDING = 1e-12  # of the values, below which two means are the same

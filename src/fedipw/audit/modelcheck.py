@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedipw.propensity.stage import ENROLLMENT
+from fedipw.selection.stage import ENROLLMENT
 
 if TYPE_CHECKING:
     from fedipw.audit.parts import Audit, StagePart

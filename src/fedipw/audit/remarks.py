@@ -13,13 +13,13 @@ import numpy as np
 from fedipw.audit.parts import RatePart
 from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
-from fedipw.weights.people import KnownPopulation, KnownTotals
+from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 if TYPE_CHECKING:
     from fedipw.audit.ledgerfacts import LedgerFacts
     from fedipw.audit.tablefacts import TableFacts
-    from fedipw.weights.logrun import LogPlan, LogRecord
-    from fedipw.weights.standing import Standing
+    from fedipw.weighting.logrun import LogPlan, LogRecord
+    from fedipw.weighting.standing import Standing
 
 HIDDEN_DRIVERS: Final = (
     "Drivers of selection that stand in no column: weights cannot correct for them. A sensitivity "

@@ -10,12 +10,12 @@ import numpy as np
 import polars as pl
 
 from fedipw.audit.parts import RoundLine
-from fedipw.data.ledger import AVAILABLE, INVITE_PROB, INVITED, OPENED_AT, REPLIED
-from fedipw.propensity.participation import Source
+from fedipw.selection.participation import Source
+from fedipw.tables.ledger import AVAILABLE, INVITE_PROB, INVITED, OPENED_AT, REPLIED
 
 if TYPE_CHECKING:
-    from fedipw.propensity.logged import StepRows
-    from fedipw.weights.rounds import RoundWeights
+    from fedipw.selection.logged import StepRows
+    from fedipw.weighting.rounds import RoundWeights
 
 MOST_ROUNDS = 400  # shown one by one
 MERGED_ROUNDS = 200  # lines, where there are more

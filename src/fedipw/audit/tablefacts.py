@@ -20,9 +20,6 @@ from fedipw.audit.parts import (
     OverlapPart,
     StagePart,
 )
-from fedipw.data.partitions import sum_over
-from fedipw.data.population import ENROLLED
-from fedipw.data.terms import term_of
 from fedipw.errors import InputError
 from fedipw.evaluation.balance import (
     ENROLLED_WEIGHTED,
@@ -35,18 +32,21 @@ from fedipw.evaluation.balance import (
     weighted_moments,
 )
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums, fitted_prob
-from fedipw.propensity.overlap import Cell, empty_cells, overlap
-from fedipw.weights.balance import Balance
-from fedipw.weights.schemes import enrollment_weights_of
+from fedipw.selection.overlap import Cell, empty_cells, overlap
+from fedipw.tables.partitions import sum_over
+from fedipw.tables.population import ENROLLED
+from fedipw.tables.terms import term_of
+from fedipw.weighting.balance import Balance
+from fedipw.weighting.schemes import enrollment_weights_of
 
 if TYPE_CHECKING:
-    from fedipw.data.partitions import Block, Partitions
     from fedipw.evaluation.diagnostics import BlockProb
     from fedipw.numerics.types import BoolArray, FloatArray
-    from fedipw.propensity.stage import StageModel
-    from fedipw.weights.people import KnownPopulation, KnownTotals
-    from fedipw.weights.schemes import Scheme
-    from fedipw.weights.standing import Standing
+    from fedipw.selection.stage import StageModel
+    from fedipw.tables.partitions import Block, Partitions
+    from fedipw.weighting.people import KnownPopulation, KnownTotals
+    from fedipw.weighting.schemes import Scheme
+    from fedipw.weighting.standing import Standing
 
 MOST_EMPTY = 200  # parts with nobody enrolled that are listed
 

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 
 from fedipw.audit.parts import HeatPart, RateLine, RatePart
-from fedipw.data.cells import CUTS, FEW
-from fedipw.data.ledger import OPENED_AT, Ledger
-from fedipw.data.terms import MISSING, number_text
+from fedipw.tables.cells import CUTS, FEW
+from fedipw.tables.ledger import OPENED_AT, Ledger
+from fedipw.tables.terms import MISSING, number_text
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray

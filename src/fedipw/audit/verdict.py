@@ -13,8 +13,8 @@ from fedipw.audit.parts import Audit, EmptyPart, Finding, Level, Verdict
 from fedipw.audit.remarks import METRIC_UNUSED
 from fedipw.evaluation.balance import PARTICIPANTS, PARTICIPANTS_WEIGHTED
 from fedipw.numerics.checks import some
-from fedipw.propensity.stage import ENROLLMENT
-from fedipw.weights.registry import SourceKind, method_named
+from fedipw.selection.stage import ENROLLMENT
+from fedipw.weighting.registry import SourceKind, method_named
 
 if TYPE_CHECKING:
     from fedipw.audit.parts import MetricPart, WeightPart

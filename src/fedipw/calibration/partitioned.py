@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from fedipw.calibration.design import BalanceDesign, Dense, DualSums, Frame, Moments, check_names
-from fedipw.data.cluster import ClusterBlocks
-from fedipw.data.partitions import Block, Blocks, Partitions, rows_per_block, sum_over
-from fedipw.data.tablefile import Slice, TableFile, rows_of
-from fedipw.data.terms import Term, term_matrix, term_of
 from fedipw.numerics.dual import column_moments, dense_sums
+from fedipw.tables.cluster import ClusterBlocks
+from fedipw.tables.partitions import Block, Blocks, Partitions, rows_per_block, sum_over
+from fedipw.tables.tablefile import Slice, TableFile, rows_of
+from fedipw.tables.terms import Term, term_matrix, term_of
 
 if TYPE_CHECKING:
-    from fedipw.data.targets import Targets
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.tables.targets import Targets
 
 
 @final

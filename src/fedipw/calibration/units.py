@@ -11,16 +11,16 @@ import polars as pl
 from fedipw.calibration.design import BalanceDesign, Dense, Margins
 from fedipw.calibration.result import Calibration
 from fedipw.calibration.solve import calibrated
-from fedipw.data.population import ENROLLED, ID, Population
-from fedipw.data.terms import Term, term_matrix, term_of
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
+from fedipw.tables.population import ENROLLED, ID, Population
+from fedipw.tables.terms import Term, term_matrix, term_of
 
 if TYPE_CHECKING:
     from fedipw.calibration.distances import Distance, InverseLogit
     from fedipw.calibration.result import Slack
-    from fedipw.data.targets import Targets
     from fedipw.numerics.types import FloatArray
+    from fedipw.tables.targets import Targets
 
 OTHERS = "all others"
 _REST = 1e-6  # of a category's share: what is left counts as nothing
@@ -66,7 +66,7 @@ def calibrated_table(
 
     Examples
     --------
-    >>> from fedipw.data import Targets
+    >>> from fedipw.tables import Targets
     >>> people = pl.DataFrame({"unit_id": ["a", "b", "c"], "os": ["ios", "ios", "android"]})
     >>> table, _ = calibrated_table(people, Targets.of({"os[android]": 0.6}))
     >>> table["weight"].round(6).to_list()

@@ -43,9 +43,9 @@ from fedipw.errors import InputError, PositivityError, SeparationError
 
 if TYPE_CHECKING:
     from fedipw.audit.parts import Audit
-    from fedipw.data import Ledger
-    from fedipw.weights.logrun import LogPlan
-    from fedipw.weights.people import KnownPopulation, KnownTotals
+    from fedipw.tables import Ledger
+    from fedipw.weighting.logrun import LogPlan
+    from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 
 def audit(
@@ -97,8 +97,8 @@ def audit(
 
     Example: fedipw audit --population people.parquet --rounds rounds --out report.html
     """
-    from fedipw.data.tables import check_place, write_texts
-    from fedipw.report.audit import compare_page
+    from fedipw.audit.pages import compare_page
+    from fedipw.tables.tables import check_place, write_texts
 
     for path in (out, *([] if as_json is None else [as_json])):
         check_place(path)
@@ -166,7 +166,7 @@ def _check_numbers(threshold: float, strict: float | None, min_cell: int) -> Non
 
 
 def _ledger(rounds: Path | None) -> Ledger | None:
-    from fedipw.data.ledger import Ledger
+    from fedipw.tables.ledger import Ledger
 
     if rounds is None:
         return None
@@ -183,7 +183,7 @@ def _audited(
     title: str,
 ) -> Audit:
     from fedipw.audit.gather import audit_facts
-    from fedipw.weights.logrun import LogRecord
+    from fedipw.weighting.logrun import LogRecord
 
     threshold, strict, min_cell = numbers
     record = LogRecord()
@@ -238,9 +238,9 @@ def _with_metric(
 
 
 def _write(found: Audit, out: Path, as_json: Path | None) -> None:
+    from fedipw.audit.pages import audit_page
     from fedipw.audit.verdict import judged
-    from fedipw.data.tables import write_texts
-    from fedipw.report.audit import audit_page
+    from fedipw.tables.tables import write_texts
 
     found = judged(found)
     values = found.to_json()
@@ -259,7 +259,7 @@ def _write(found: Audit, out: Path, as_json: Path | None) -> None:
 
 def _earlier(path: Path) -> dict[str, Any]:
     """Return the numbers of an audit that was written before, from its page or its JSON file."""
-    from fedipw.report.audit import written_audit
+    from fedipw.audit.pages import written_audit
 
     try:
         return written_audit(path.read_text(encoding="utf-8"))

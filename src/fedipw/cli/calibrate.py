@@ -60,8 +60,8 @@ def calibrate(
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table
-    from fedipw.data.tables import check_table_path, read_table, write_table
-    from fedipw.data.targets import Targets
+    from fedipw.tables.tables import check_table_path, read_table, write_table
+    from fedipw.tables.targets import Targets
 
     check_table_path(out)
     rule = _distance(distance, bounds)

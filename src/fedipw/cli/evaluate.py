@@ -95,9 +95,9 @@ def evaluate(
 
     Example: fedipw evaluate --metrics loss.parquet --population people.parquet --rounds rounds
     """
-    from fedipw.data.ledger import Ledger
-    from fedipw.data.tables import check_table_path, write_table
     from fedipw.evaluation import EvaluationPlan, Metrics, evaluated, logged_two_phase
+    from fedipw.tables.ledger import Ledger
+    from fedipw.tables.tables import check_table_path, write_table
 
     check_sources(population, enrolled, targets, population_size)
     if out is not None:

@@ -11,10 +11,10 @@ from fedipw.cli.terminal import bar
 from fedipw.errors import InputError
 
 if TYPE_CHECKING:
-    from fedipw.data import Ledger
-    from fedipw.propensity import StageModel, TableSettings
-    from fedipw.weights.logrun import LogPlan
-    from fedipw.weights.people import KnownPopulation, KnownTotals
+    from fedipw.selection import StageModel, TableSettings
+    from fedipw.tables import Ledger
+    from fedipw.weighting.logrun import LogPlan
+    from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 
 def check_sources(
@@ -47,9 +47,9 @@ def table_options(
     stack: ExitStack,
 ) -> TableSettings:  # fmt: skip
     """Return how tables are fitted; a scheduler is left when the stack closes."""
-    from fedipw.data.cluster import connected
-    from fedipw.data.design import Missing
-    from fedipw.propensity import TableSettings
+    from fedipw.selection import TableSettings
+    from fedipw.tables.cluster import connected
+    from fedipw.tables.design import Missing
 
     client = None if scheduler is None else stack.enter_context(connected(scheduler))
     return TableSettings(missing=Missing(missing), lump_below=lump_below, l2=l2, client=client)
@@ -64,9 +64,9 @@ def log_plan(
     models: Path | None,
 ) -> LogPlan:
     """Return how a ledger is turned into weights, from options."""
-    from fedipw.propensity import Formulas, LogSettings, LogWindow
-    from fedipw.weights.logrun import LogPlan
-    from fedipw.weights.registry import method_named
+    from fedipw.selection import Formulas, LogSettings, LogWindow
+    from fedipw.weighting.logrun import LogPlan
+    from fedipw.weighting.registry import method_named
 
     window, last, every, day, l2 = fit
     return LogPlan(
@@ -87,7 +87,7 @@ def log_plan(
 
 
 def _participation_models(directory: Path) -> dict[str, StageModel]:
-    from fedipw.propensity.stage import ENROLLMENT, STAGES, StageModel
+    from fedipw.selection.stage import ENROLLMENT, STAGES, StageModel
 
     names = [name for name in STAGES if name != ENROLLMENT]
     found = {n: directory / f"{n}.json" for n in names if (directory / f"{n}.json").exists()}
@@ -107,10 +107,10 @@ def known_people(
     ledger: Ledger | None,
 ) -> KnownPopulation | KnownTotals:
     """Return the population of the tables given."""
-    from fedipw.data.tablefile import TableFile
-    from fedipw.data.targets import Targets
-    from fedipw.propensity.stage import ENROLLMENT, StageModel
-    from fedipw.weights.people import KnownPopulation, KnownTotals
+    from fedipw.selection.stage import ENROLLMENT, StageModel
+    from fedipw.tables.tablefile import TableFile
+    from fedipw.tables.targets import Targets
+    from fedipw.weighting.people import KnownPopulation, KnownTotals
 
     if population is None:
         assert enrolled is not None

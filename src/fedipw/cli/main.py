@@ -60,7 +60,7 @@ def _reproduce(
 
     Example: fedipw reproduce --out demo --seeds 10
     """
-    from fedipw.experiments.figure1 import FigureSettings, reproduce
+    from fedipw.lab.figure1 import FigureSettings, reproduce
 
     settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
     with bar("runs") as step:
@@ -96,10 +96,10 @@ def _simulate(
 
     Example: fedipw simulate scenario.toml --out run
     """
-    from fedipw.experiments.config import scenario_from
-    from fedipw.experiments.simulate import simulate, theory_notes
-    from fedipw.report.page import number
-    from fedipw.report.style import look_of
+    from fedipw.audit.page import number
+    from fedipw.audit.style import look_of
+    from fedipw.lab.config import scenario_from
+    from fedipw.lab.simulate import simulate, theory_notes
 
     scenario = scenario_from(config)
     with bar("rounds") as step:
@@ -129,8 +129,8 @@ app.command("study")(study)
 def _print_figure(summary: pl.DataFrame) -> None:
     import polars as pl
 
-    from fedipw.report.page import number
-    from fedipw.report.style import look_of
+    from fedipw.audit.page import number
+    from fedipw.audit.style import look_of
 
     last = summary.group_by("panel", "method", maintain_order=True).agg(pl.all().last())
     table = Table("panel", "method", "at", "excess loss", "sd over seeds")
@@ -153,8 +153,8 @@ def _print_figure(summary: pl.DataFrame) -> None:
 def _print_errors(errors: pl.DataFrame) -> None:
     import polars as pl
 
-    from fedipw.report.page import number
-    from fedipw.report.style import look_of
+    from fedipw.audit.page import number
+    from fedipw.audit.style import look_of
 
     parts = ("excess_loss", "optimisation", "lottery", "bias")
     table = Table("method", *(p.replace("_", " ") for p in parts))

@@ -15,8 +15,8 @@ from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
 
 if TYPE_CHECKING:
-    from fedipw.experiments.study import StudyTables
-    from fedipw.experiments.studyfile import Study
+    from fedipw.lab.study import StudyTables
+    from fedipw.lab.studyfile import Study
 
 _LOST_WORKER, _STOPPED = 1, 130
 
@@ -39,8 +39,8 @@ def study(
 
     Example: fedipw study examples/studies/breaks.toml --out breaks
     """
-    from fedipw.experiments.study import StudyStoppedError, run_study
-    from fedipw.experiments.studyfile import study_from
+    from fedipw.lab.study import StudyStoppedError, run_study
+    from fedipw.lab.studyfile import study_from
 
     described = study_from(file)
     processes = (os.cpu_count() or 1) if workers is None else workers
@@ -63,8 +63,8 @@ def study(
 
 
 def _print(described: Study, found: StudyTables) -> None:
-    from fedipw.report.page import number
-    from fedipw.report.style import look_of
+    from fedipw.audit.page import number
+    from fedipw.audit.style import look_of
 
     verdicts = {(r["scenario"], r["method"]): r["verdict"] for r in found.comparison.to_dicts()}
     say(f"Mean over seeds of the {described.measure.words}, and of the limit's.")

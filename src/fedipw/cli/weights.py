@@ -45,10 +45,10 @@ from fedipw.cli.terminal import out as _out
 from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
-    from fedipw.propensity import StageModel
-    from fedipw.propensity.overlap import Overlap
-    from fedipw.weights.logrun import LogRecord
-    from fedipw.weights.people import KnownPopulation, KnownTotals
+    from fedipw.selection import StageModel
+    from fedipw.selection.overlap import Overlap
+    from fedipw.weighting.logrun import LogRecord
+    from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 
 def weights(
@@ -94,9 +94,9 @@ def weights(
 
     Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
     """
-    from fedipw.data.ledger import Ledger
-    from fedipw.data.tables import check_table_path
-    from fedipw.weights.logrun import LogRecord, logged_weights
+    from fedipw.tables.ledger import Ledger
+    from fedipw.tables.tables import check_table_path
+    from fedipw.weighting.logrun import LogRecord, logged_weights
 
     check_table_path(out)
     _check_models(save_models)
@@ -142,7 +142,7 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
 
     import polars as pl
 
-    from fedipw.data.tables import written_from
+    from fedipw.tables.tables import written_from
 
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent)
@@ -164,7 +164,7 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
 def _reach(
     people: KnownPopulation | KnownTotals, record: LogRecord, threshold: float
 ) -> Overlap | None:
-    from fedipw.weights.people import KnownPopulation
+    from fedipw.weighting.people import KnownPopulation
 
     if not isinstance(people, KnownPopulation) or record.enrollment is None:
         return None
@@ -186,7 +186,7 @@ def _check_models(directory: Path | None) -> None:
 
 
 def _models(record: LogRecord) -> dict[str, StageModel]:
-    from fedipw.propensity.stage import ENROLLMENT
+    from fedipw.selection.stage import ENROLLMENT
 
     found = dict(record.participation)
     return found if record.enrollment is None else {ENROLLMENT: record.enrollment, **found}

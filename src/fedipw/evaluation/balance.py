@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from fedipw.data.partitions import Block, Partitions, sum_over
-from fedipw.data.population import ENROLLED
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_finite, check_rows, some
+from fedipw.tables.partitions import Block, Partitions, sum_over
+from fedipw.tables.population import ENROLLED
 
 if TYPE_CHECKING:
-    from fedipw.data.frames import Frame
-    from fedipw.data.targets import Targets
     from fedipw.numerics.types import FloatArray
+    from fedipw.tables.frames import Frame
+    from fedipw.tables.targets import Targets
 
 POPULATION: Final = "population"
 PARTICIPANTS: Final = "participants"
@@ -132,7 +132,7 @@ def partition_moments(
 
     Examples
     --------
-    >>> from fedipw.data.partitions import Blocks
+    >>> from fedipw.tables.partitions import Blocks
     >>> rows = Blocks.of_arrays(np.array([[1.0], [2.0], [6.0]]), np.array([1, 1, 0], np.int8))
     >>> partition_moments(rows).mean, partition_moments(rows, weigh=lambda b: 1.0 * b.labels).mean
     (array([3.]), array([1.5]))

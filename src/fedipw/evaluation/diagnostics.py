@@ -11,18 +11,18 @@ import numpy as np
 import polars as pl
 from scipy.special import xlog1py, xlogy
 
-from fedipw.data.ledger import OPENED_AT, REPLIED
-from fedipw.data.partitions import Block, Partitions, sum_over
-from fedipw.data.terms import MISSING
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows, some
 from fedipw.numerics.logistic import sigmoids
-from fedipw.weights.functions import effective_sample_size
+from fedipw.tables.ledger import OPENED_AT, REPLIED
+from fedipw.tables.partitions import Block, Partitions, sum_over
+from fedipw.tables.terms import MISSING
+from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
-    from fedipw.data.frames import Frame
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray, LabelArray
-    from fedipw.propensity.fit import LogisticFit
+    from fedipw.selection.fit import LogisticFit
+    from fedipw.tables.frames import Frame
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 TOP = 0.01

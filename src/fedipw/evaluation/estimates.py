@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from fedipw.errors import InputError
 from fedipw.evaluation.sums import client_sums, inverse_of
 from fedipw.numerics.checks import check_positive, check_rows
-from fedipw.weights.functions import effective_sample_size
+from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
     from fedipw.evaluation.twophase import TwoPhase

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fedipw.data.cells import Cells
-from fedipw.data.design import Missing
-from fedipw.data.ledger import ROUND
 from fedipw.errors import InputError
 from fedipw.evaluation.estimates import (
     Estimate,
@@ -24,9 +21,12 @@ from fedipw.evaluation.estimates import (
 from fedipw.evaluation.jackknife import jackknife_means
 from fedipw.evaluation.plain import Moved, moved_by_weights, plain_means
 from fedipw.evaluation.sensitivity import odds_ratio_at, sensitivity_bounds
+from fedipw.evaluation.weight_errors import sensitivity_errors
 from fedipw.numerics.checks import some
-from fedipw.theory.weight_errors import sensitivity_errors
-from fedipw.weights.people import KnownPopulation, KnownTotals
+from fedipw.tables.cells import Cells
+from fedipw.tables.design import Missing
+from fedipw.tables.ledger import ROUND
+from fedipw.weighting.people import KnownPopulation, KnownTotals
 
 if TYPE_CHECKING:
     from fedipw.evaluation.logged import LoggedSample

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.data.frames import Frame
-from fedipw.data.partitions import Block, Blocks, rows_per_block
 from fedipw.errors import InputError
 from fedipw.evaluation.stages import FittedEnrollment
 from fedipw.evaluation.steps import StepPhase
 from fedipw.evaluation.twophase import TwoPhase
 from fedipw.numerics.checks import check_finite, check_rows
-from fedipw.propensity.fit import LogisticFit, logistic_fit
+from fedipw.selection.fit import LogisticFit, logistic_fit
+from fedipw.tables.frames import Frame
+from fedipw.tables.partitions import Block, Blocks, rows_per_block
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray

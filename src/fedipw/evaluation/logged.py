@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fedipw.data.ledger import AFTERWARDS, INVITE_PROB, INVITED, OPENED_AT, REPLIED
-from fedipw.data.population import ID
 from fedipw.errors import InputError
 from fedipw.evaluation.estimates import GregMean
 from fedipw.evaluation.metrics import COUNT, VALUE, Metrics
@@ -18,18 +16,20 @@ from fedipw.evaluation.stages import CalibratedEnrollment, FittedEnrollment
 from fedipw.evaluation.steps import StepPhase
 from fedipw.evaluation.twophase import TwoPhase
 from fedipw.numerics.checks import some
-from fedipw.propensity.logged import LoggedParticipation
-from fedipw.propensity.steplog import LogSettings, LogWindow
-from fedipw.propensity.steps import participation_steps
-from fedipw.weights.people import KnownPopulation, KnownTotals
-from fedipw.weights.registry import HAJEK
-from fedipw.weights.replay import LogPlan, check_present
+from fedipw.selection.logged import LoggedParticipation
+from fedipw.selection.steplog import LogSettings, LogWindow
+from fedipw.selection.steps import participation_steps
+from fedipw.tables.ledger import AFTERWARDS, INVITE_PROB, INVITED, OPENED_AT, REPLIED
+from fedipw.tables.population import ID
+from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.weighting.registry import HAJEK
+from fedipw.weighting.replay import LogPlan, check_present
 
 if TYPE_CHECKING:
-    from fedipw.data.ledger import Ledger
     from fedipw.evaluation.stages import EnrollmentPhase
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-    from fedipw.weights.registry import Method
+    from fedipw.tables.ledger import Ledger
+    from fedipw.weighting.registry import Method
 
 Progress = Callable[[int, int], None]
 

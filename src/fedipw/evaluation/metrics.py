@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from fedipw.data.ledger import ROUND
-from fedipw.data.population import ID
-from fedipw.data.tablefile import TableFile
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
+from fedipw.tables.ledger import ROUND
+from fedipw.tables.population import ID
+from fedipw.tables.tablefile import TableFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from fedipw.evaluation.estimates import Estimate, Group, HajekMean
 from fedipw.evaluation.sums import client_sums
-from fedipw.weights.functions import effective_sample_size
+from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
     from fedipw.evaluation.twophase import TwoPhase

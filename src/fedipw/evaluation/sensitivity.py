@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedipw.errors import InputError
+from fedipw.evaluation.weight_errors import sensitivity_ratios
 from fedipw.numerics.checks import check_finite, check_positive, check_probability, check_rows
-from fedipw.theory.weight_errors import sensitivity_ratios
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -142,7 +142,7 @@ def odds_ratio_at(
     so no search is needed. The mirror image gives values above the estimate; for Horvitz–Thompson
     take :math:`S_i(0)` and :math:`a = \sum_i S_i(0) - N R \theta`. A conclusion that holds on one
     side of ``value`` survives unobserved drivers of enrollment weaker than this;
-    :func:`fedipw.theory.sensitivity_errors` turns the odds ratio into an error of the weights.
+    :func:`fedipw.lab.theory.sensitivity_errors` turns the odds ratio into an error of the weights.
 
     Parameters
     ----------

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 import numpy as np
 
-from fedipw.data.partitions import Block, Partitions, sum_over
 from fedipw.errors import InputError
 from fedipw.evaluation.sums import Reweighed, inverse_of, refitted
 from fedipw.numerics.logistic import sigmoids
-from fedipw.propensity.fit import block_sums
+from fedipw.selection.fit import block_sums
+from fedipw.tables.partitions import Block, Partitions, sum_over
 
 if TYPE_CHECKING:
     from fedipw.calibration import Distance, InverseLogit
-    from fedipw.data.frames import Frame
     from fedipw.numerics.types import FloatArray, IntArray, LabelArray
-    from fedipw.propensity.fit import LogisticFit
-    from fedipw.weights.balance import Balance
+    from fedipw.selection.fit import LogisticFit
+    from fedipw.tables.frames import Frame
+    from fedipw.weighting.balance import Balance
 
 
 class Without(NamedTuple):

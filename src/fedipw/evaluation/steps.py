@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from fedipw.data.partitions import Block, Blocks, sum_over
 from fedipw.errors import InputError
 from fedipw.evaluation.sums import Reweighed, client_sums, inverse_of, refitted
 from fedipw.numerics.checks import check_rows
 from fedipw.numerics.logistic import sigmoids
-from fedipw.propensity.fit import block_sums
+from fedipw.selection.fit import block_sums
+from fedipw.tables.partitions import Block, Blocks, sum_over
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import CodeArray, FloatArray, IntArray

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 
-from fedipw.data.frames import Frame
-from fedipw.data.partitions import Block, Partitions
-from fedipw.propensity.fit import logistic_fit
+from fedipw.selection.fit import logistic_fit
+from fedipw.tables.frames import Frame
+from fedipw.tables.partitions import Block, Partitions
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import CodeArray, FloatArray

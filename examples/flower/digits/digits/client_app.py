@@ -4,7 +4,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from digits.task import LocalWork, Work, World, accuracy, unit_id
-from fedipw.integrations.flower import declined, describes
+from fedipw.flower import declined, describes
 
 app = ClientApp()
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
 
 from digits.task import World, first_model
-from fedipw.integrations.flower import FedIPW
+from fedipw.flower import FedIPW
 
 app = ServerApp()
 log = getLogger("flwr.digits")

@@ -3,7 +3,7 @@
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedipw.integrations.flower import declined, describes
+from fedipw.flower import declined, describes
 from testbed.task import Work, World, loss, trained
 
 app = ClientApp()

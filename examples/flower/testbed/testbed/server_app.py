@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
 
-from fedipw.integrations.flower import FedIPW
+from fedipw.flower import FedIPW
 from testbed.task import World
 
 app = ServerApp()

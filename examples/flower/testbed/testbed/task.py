@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedipw.data.mechanisms import DailyParticipation, LogisticEnrollment
-from fedipw.data.mechanisms.base import RoundDraw, score_of
-from fedipw.data.population import Population
-from fedipw.data.streams import Streams
-from fedipw.data.testbed import PopulationDraw, Testbed
+from fedipw.lab.mechanisms import DailyParticipation, LogisticEnrollment
+from fedipw.lab.mechanisms.base import RoundDraw, score_of
+from fedipw.lab.streams import Streams
+from fedipw.lab.testbed import PopulationDraw, Testbed
+from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,0 +1,239 @@
+"""Machinery of pages that draw in the browser: numbers as text, tables that sort, one script.
+
+A page holds its data as JSON and draws it with a script of its own. The content security policy
+allows that script by its hash and nothing else; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedipw.audit.page import Table
+
+Kind = Literal["text", "count", "number", "fixed", "share"]
+Value = str | float | None
+
+MISSING: Final = "–"
+LONG: Final = 60  # rows from which a table is left out of a print
+_MINUS: Final = "−"
+_DIGITS: Final = 3  # significant
+_EXACT: Final = Context(prec=800, rounding=ROUND_HALF_UP)  # holds any float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Head of a column, what its values are, and what the head means."""
+
+    head: str
+    kind: Kind = "number"
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A value as text, and the number it is sorted by, if it is one."""
+
+    text: str
+    key: float | None
+    numeric: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortTable:
+    """A table whose heads sort it; the first cell of a row is its head."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def long(self) -> bool:
+        """Whether it is too long for paper."""
+        return len(self.rows) > LONG
+
+
+def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Value]]) -> SortTable:
+    """Return a table of plain values, one per column."""
+    return SortTable(
+        caption=caption,
+        columns=tuple(columns),
+        rows=tuple(
+            tuple(_cell(value, c.kind) for value, c in zip(row, columns, strict=True))
+            for row in rows
+        ),
+    )
+
+
+def sortable(plain: Table) -> SortTable:
+    """Return a table of text as one that sorts; cells that start with a number sort by it."""
+    keys = [[_leading_number(text) for text in row] for row in plain.rows]
+    numeric = [
+        k > 0
+        and all(
+            key is not None or row[k].strip() in ("", MISSING)
+            for row, key in zip(plain.rows, (line[k] for line in keys), strict=True)
+        )
+        for k in range(len(plain.heads))
+    ]
+    return SortTable(
+        caption=plain.caption,
+        columns=tuple(
+            Column(head, "number" if n else "text")
+            for head, n in zip(plain.heads, numeric, strict=True)
+        ),
+        rows=tuple(
+            tuple(
+                Cell(text=text, key=key if n else None, numeric=n)
+                for text, key, n in zip(row, line, numeric, strict=True)
+            )
+            for row, line in zip(plain.rows, keys, strict=True)
+        ),
+    )
+
+
+def count(value: float | None) -> str:
+    """Return a number of things, with commas.
+
+    >>> count(48210), count(1864.52), count(None)
+    ('48,210', '1,865', '–')
+    """
+    return _known(value, lambda v: _fixed(v, 0))
+
+
+def fixed(value: float | None) -> str:
+    """Return three decimals.
+
+    >>> fixed(0.0454), fixed(-0.12), fixed(None)
+    ('0.045', '−0.120', '–')
+    """
+    return _known(value, lambda v: _fixed(v, _DIGITS))
+
+
+def number(value: float | None) -> str:
+    """Return three significant digits, and all digits before the point.
+
+    >>> number(0.012345), number(-1864.5), number(0), number(1.5e-9), number(None)
+    ('0.0123', '−1,865', '0', '1.50e−9', '–')
+    """
+    return _known(value, _significant)
+
+
+def tidy(value: float | None) -> str:
+    """Return a number for a sentence: as `number`, without zeros at its end.
+
+    >>> tidy(0.01), tidy(1.9), tidy(2.0), tidy(1500)
+    ('0.01', '1.9', '2', '1,500')
+    """
+    text = number(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
+def share(value: float | None) -> str:
+    """Return a percentage with one decimal, or two significant digits below one percent.
+
+    >>> share(0.4554), share(0.00812), share(0), share(None)
+    ('45.5%', '0.81%', '0%', '–')
+    """
+    return _known(value, _percent)
+
+
+def rendered(template: str, scripts: Sequence[str], data: Mapping[str, Any], **context: Any) -> str:
+    """Return a page: a template with our style, these scripts as one, and data as JSON by id."""
+    sources = "\n".join(_source(name) for name in ("core.js", "frame.js", *scripts))
+    script = f"(() => {{\n'use strict';\n{sources}\n}})();"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            style=Markup(_source("audit.css")),
+            script=Markup(script),
+            script_hash=digest,
+            data=data,
+            **context,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fedipw.audit"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "allow_nan": False}
+    environment.filters.update(count=count, number=number, tidy=tidy, fixed=fixed, share=share)
+    return environment
+
+
+def _source(name: str) -> str:
+    """Return a file of ours as it is; it is no template."""
+    return files("fedipw.audit").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+_TEXT: Final[Mapping[Kind, Callable[[float | None], str]]] = {
+    "count": count,
+    "number": number,
+    "fixed": fixed,
+    "share": share,
+}
+
+
+def _cell(value: Value, kind: Kind) -> Cell:
+    if kind == "text" or isinstance(value, str):
+        return Cell(text=MISSING if value in (None, "") else str(value), key=None, numeric=False)
+    return Cell(text=_TEXT[kind](value), key=value, numeric=True)
+
+
+def _leading_number(text: str) -> float | None:
+    found = re.match(r"\s*([-−+]?[\d,]*\.?\d+(?:[eE][-−+]?\d+)?)", text)
+    if found is None:
+        return None
+    return float(found.group(1).replace(",", "").replace(_MINUS, "-"))
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return text(value)
+
+
+def _fixed(value: float | Decimal, digits: int) -> str:
+    """Return decimals rounded half away from zero, as JavaScript's `toFixed` does."""
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), context=_EXACT)
+    text = f"{abs(rounded):,f}"
+    return f"{_MINUS}{text}" if rounded < 0 else text
+
+
+def _significant(value: float, digits: int = _DIGITS) -> str:
+    if value == 0:
+        return "0"
+    exact = Decimal(value)
+    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    power = exact.quantize(unit, context=_EXACT).adjusted()
+    if -6 <= power < 15:
+        return _fixed(value, max(0, digits - 1 - power))
+    mantissa = _fixed(exact.scaleb(-power, context=_EXACT), digits - 1)
+    return f"{mantissa}e{_MINUS if power < 0 else '+'}{abs(power)}"
+
+
+def _percent(value: float) -> str:
+    percent = 100.0 * value
+    if percent == 0:
+        return "0%"
+    return f"{_fixed(percent, 1) if abs(percent) >= 1 else _significant(percent, 2)}%"

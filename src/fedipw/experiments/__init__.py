@@ -1,1 +1,0 @@
-"""Scenarios, the paper's figure, and runs from a configuration file."""

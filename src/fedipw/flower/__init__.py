@@ -1,0 +1,32 @@
+"""FedIPW on Flower: a strategy that wraps any other, and helpers for clients.
+
+Names are imported when they are asked for: Flower starts a process for every message to a client,
+and a client that only describes itself does not wait for the server's part.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedipw.flower.client import declined, describes
+    from fedipw.flower.fates import Fate
+    from fedipw.flower.privacy import GaussianNoise
+    from fedipw.flower.screen import Screen
+    from fedipw.flower.strategy import FedIPW
+
+__all__ = ["Fate", "FedIPW", "GaussianNoise", "Screen", "declined", "describes"]
+
+_HOMES = {
+    "Fate": "fates",
+    "FedIPW": "strategy",
+    "GaussianNoise": "privacy",
+    "Screen": "screen",
+    "declined": "client",
+    "describes": "client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,400 @@
+"""FedIPW on Flower: a strategy that wraps another and leads it by weights."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from logging import getLogger
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedipw.errors import DivergedError, InputError
+from fedipw.flower.arrays import array_view
+from fedipw.flower.evaluations import Evaluator
+from fedipw.flower.fates import settled
+from fedipw.flower.handing import WeightedReply, summed_replies
+from fedipw.flower.inner import InnerState, weight_key
+from fedipw.flower.journal import SERVER, TRAINED, Journal
+from fedipw.flower.privacy import GaussianNoise, NoisySums
+from fedipw.flower.roster import Roster, VisibleGrid
+from fedipw.flower.rounds import RoundBook
+from fedipw.flower.screen import Screen, SentModel, screened
+from fedipw.flower.setup import Study
+from fedipw.flower.telling import add_facts, log_round, round_facts, update_facts
+from fedipw.numerics.checks import check_positive
+from fedipw.tables.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_LOG = getLogger("flwr.fedipw")
+
+
+@final
+class FedIPW(Strategy):
+    r"""Any Flower strategy, its replies weighted by inverse selection probabilities.
+
+    In every round clients are asked who they are and how they do; the wrapped strategy samples
+    among those that answer and says what they are sent. Replies are screened, each gets its weight
+    (1/N included) from the method, and the wrapped strategy steps by
+
+    .. math:: \theta + \sum_{i \in S} w_i \Delta_i \qquad (O8)
+
+    in place of its plain mean. The round is in the ledger, and the model beside it, before it
+    counts as done: a server that was killed goes on after the last closed round when it is started
+    again with the same settings.
+
+    Parameters
+    ----------
+    strategy
+        The strategy to wrap: FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedProx, or another
+        that averages replies by ``weighted_by_key``.
+    ledger
+        Directory for the rounds; the models go to ``checkpoint`` in it, evaluations to
+        ``evaluation``.
+    population, enrolled, targets, population_size
+        A table of the whole population; or one of the enrolled clients with population totals,
+        and the population's size where a method needs it.
+    enrollment, participation, availability, history
+        Formulas of the stages, as of ``fedipw weights``. What ``participation`` names and the table
+        does not have is asked of the clients before every round.
+    covariates
+        What to ask for, where the formula does not name it all.
+    scheme
+        A method: ``fedipw`` for a population table, ``calibrated-quadratic`` for totals.
+    trim
+        Cut weights at this multiple of a round's mean.
+    screen
+        What replies must be like, and the norm updates are clipped to.
+    noise
+        Gaussian noise on the weighted sum; needs ``Screen(clip=...)``.
+    refit_every
+        Rounds between fits of participation.
+    l2
+        Ridge penalty on the coefficients of both stages, for small federations in which covariates
+        separate those selected from the rest.
+    ask_timeout
+        Seconds to wait for clients to say how they do.
+    seed
+        Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
+    clock
+        What ``opened_at`` of a round is read from.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import polars as pl
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> where = Path(tempfile.mkdtemp())
+    >>> devices = pl.DataFrame({"unit_id": range(6), "age": [30, 41, 52, 28, 60, 45],
+    ...                         "enrolled": [True, False, True, True, False, False]})
+    >>> devices.write_parquet(where / "devices.parquet")
+    >>> strategy = FedIPW(
+    ...     FedAdam(eta=0.01),
+    ...     population=where / "devices.parquet",
+    ...     enrollment="age",
+    ...     participation="age + battery",  # battery is asked of the clients
+    ...     ledger=where / "ledger",
+    ... )
+    >>> for line in strategy.study.lines():
+    ...     print(line)
+    fedipw; 3 enrolled clients of 6
+    availability ~ ., reply ~ age + battery
+    asked before every round: battery
+
+    In a server app, ``strategy.start(grid, initial_arrays, num_rounds=100)`` then trains.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        ledger: str | Path,
+        population: str | Path | None = None,
+        enrolled: str | Path | None = None,
+        targets: str | Path | None = None,
+        population_size: float | None = None,
+        enrollment: str = ".",
+        participation: str = ".",
+        availability: str = ".",
+        history: bool = False,
+        covariates: Sequence[str] | None = None,
+        scheme: str | None = None,
+        trim: float | None = None,
+        screen: Screen | None = None,
+        noise: GaussianNoise | None = None,
+        refit_every: int = 10,
+        l2: float = 0.0,
+        ask_timeout: float = 60.0,
+        seed: int = 0,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.strategy, self.key = strategy, weight_key(strategy)
+        self.screen = Screen() if screen is None else screen
+        self.study = Study.of(
+            population=population, enrolled=enrolled, targets=targets,
+            population_size=population_size, enrollment=enrollment, participation=participation,
+            availability=availability, history=history, covariates=covariates, scheme=scheme,
+            trim=trim, refit_every=refit_every, l2=l2,
+        )  # fmt: skip
+        if noise is not None and self.screen.clip is None:
+            raise InputError("Noise needs a bounded influence: pass screen=Screen(clip=...).")
+        self.noise = None if noise is None else NoisySums(noise, self.study.people.members.size)
+        self._directory, self._seed, self._clock = Path(ledger), seed, clock
+        people, plan = self.study.people, self.study.plan
+        self.book = RoundBook(people, Ledger(self._directory), plan)
+        self.roster = Roster(
+            people.members, self.study.asked(Ledger(self._directory)),
+            check_positive(ask_timeout, "ask_timeout"),
+        )  # fmt: skip
+        self.journal = Journal(self._directory / "checkpoint", self.study.settings)
+        self.evaluator = Evaluator(
+            self.study, self._directory / "evaluation", self.journal, self.key
+        )
+        self._inner = InnerState(strategy)
+        self._sent: SentModel | None = None
+        self._ttl: float | None = None
+
+    def summary(self) -> None:
+        """Log the settings, the bound on a client's influence among them."""
+        for line in self.study.lines():
+            _LOG.info("\t├──> FedIPW: %s", line)
+        _LOG.info("\t├──> FedIPW: replies with updates beyond norm %g are left out",
+                  self.screen.max_norm)  # fmt: skip
+        _LOG.info("\t├──> FedIPW: %s", self.study.influence(self.screen.clip))
+        if self.noise is not None:
+            _LOG.info("\t├──> FedIPW: %s; epsilon spent so far %.4g", self.noise.settings,
+                      self.noise.epsilon)  # fmt: skip
+        self.strategy.summary()
+
+    def start(  # noqa: PLR0917
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train until ``num_rounds`` rounds are done, those of an earlier start among them.
+
+        Parameters are those of :meth:`flwr.serverapp.strategy.Strategy.start`. A message lives no
+        longer than ``timeout``, so that a client that is late is free for the next round.
+        ``initial_arrays`` are used if no round is done yet.
+        """
+        began, self._ttl = time.monotonic(), timeout
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        arrays, result = self._resumed(initial_arrays)
+        _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
+                  type(self.strategy).__name__, num_rounds, self.book.rounds)  # fmt: skip
+        self.summary()
+        result.arrays = arrays
+        for index in range(self.book.rounds, num_rounds + 1):
+            if index > self.book.rounds:
+                if self.noise is not None and self.noise.exhausted:
+                    _LOG.warning("FedIPW ends after %d rounds: %s", index - 1, self.noise.exhausted)
+                    break
+                _LOG.info("")
+                _LOG.info("[ROUND %d/%d]", index, num_rounds)
+                sent = self.configure_train(index, arrays, train_config, grid)
+                replies = grid.send_and_receive(messages=sent, timeout=timeout)
+                made, metrics = self.aggregate_train(index, replies)
+                arrays = arrays if made is None else made
+                _put(result.train_metrics_clientapp, index, metrics)
+            result.arrays = arrays
+            if index > 0:
+                self._evaluated(index, arrays, evaluate_config, grid, result)
+            if evaluate_fn is not None and self.journal.read(SERVER, index) is None:
+                found = evaluate_fn(index, arrays)
+                self.journal.write(SERVER, index, found)
+                _put(result.evaluate_metrics_serverapp, index, found)
+        _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
+        return result
+
+    def _evaluated(
+        self, index: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, result: Result
+    ) -> None:
+        """Let clients evaluate a round's model, unless they did before."""
+        if self.evaluator.done(index) is not None:
+            return
+        sent = list(self.configure_evaluate(index, arrays, config, grid))
+        if not sent:
+            self.evaluator.skip(index)
+            return
+        replies = grid.send_and_receive(messages=sent, timeout=self._ttl)
+        _put(result.evaluate_metrics_clientapp, index, self.aggregate_evaluate(index, replies))
+
+    def _resumed(self, initial: ArrayRecord) -> tuple[ArrayRecord, Result]:
+        """Return the model after the last closed round, and all metrics so far."""
+        result, done = Result(), self.book.rounds
+        if not done:
+            return initial, result
+        arrays, state = self.journal.load_model(done)
+        if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in initial.items()}:
+            raise InputError(
+                f"The model of round {done} in {self.journal.directory} has other arrays than "
+                "initial_arrays: train it on, or begin with an empty ledger."
+            )
+        self._inner.restore(state["inner"])
+        if (self.noise is None) != (state["noise"] is None):
+            before = "without noise" if state["noise"] is None else "with noise"
+            raise InputError(
+                f"The rounds in {self._directory} were trained {before}: what was promised of them "
+                "would not hold for the rest. Go on as before, or begin with an empty ledger."
+            )
+        if self.noise is not None:
+            self.noise.restore(state["noise"])
+        for index in range(done + 1):
+            _put(result.train_metrics_clientapp, index, self.journal.metrics(TRAINED, index))
+            _put(result.evaluate_metrics_clientapp, index, self.evaluator.done(index))
+            _put(result.evaluate_metrics_serverapp, index, self.journal.metrics(SERVER, index))
+        _LOG.info("FedIPW: %d rounds are done; going on from %s", done, self.journal.directory)
+        return arrays, result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask clients how they do, let the wrapped strategy invite some, and open the round."""
+        if server_round != self.book.rounds + 1:
+            raise InputError(
+                f"The ledger {self._directory} has {self.book.rounds} closed rounds, so the next "
+                f"is {self.book.rounds + 1}, not {server_round}. FedIPW.start goes on where a run "
+                "ended; another loop needs an empty ledger."
+            )
+        if self.noise is not None and self.noise.exhausted:
+            raise InputError(f"Round {server_round} is not begun: {self.noise.exhausted}")
+        self._sent = SentModel.of(arrays, self.screen)
+        present, opened_at = self._opened(server_round)
+        visible = VisibleGrid(grid, self.roster)
+        visible.get_node_ids()
+        with self._sampling(server_round, "train"):
+            messages = list(self.strategy.configure_train(server_round, arrays, config, visible))
+        attendance = self.roster.attendance()
+        if not messages and attendance.nodes:
+            raise InputError(
+                f"The wrapped strategy invited none of {len(attendance.nodes)} available clients "
+                f"in round {server_round}: set its fraction_train above 0."
+            )
+        self._limit_life(messages)
+        self.book.open(attendance, messages, present, opened_at)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Weigh the replies, let the wrapped strategy step, and close the round."""
+        if self._sent is None:
+            raise InputError(f"Round {server_round} was not opened: call configure_train first.")
+        sent, fates = self._sent, settled(self.book.invited, replies)
+        screening = screened(fates, sent, self.screen)
+        found, weights = self.book.weights(fates)
+        arrays, metrics = None, MetricRecord()
+        if found is not None and found.weights.any():
+            arrays, own = self._stepped(
+                server_round,
+                [
+                    WeightedReply(fates.replies[place], weight, screening.factors[place])
+                    for place, weight in weights.items()
+                ],
+                sent,
+            )
+            metrics = MetricRecord() if own is None else own
+        private = self.noise is not None
+        facts: dict[str, float | list[float]] = {
+            **self._seen(), **round_facts(fates, found),
+            **update_facts(found, screening, self.screen, private=private),
+        }  # fmt: skip
+        if self.noise is not None:
+            facts["epsilon"] = self.noise.epsilon
+        add_facts(metrics, facts)
+        log_round("training", server_round, fates, found, self.book.ids)
+        model = sent.record if arrays is None else arrays
+        self.journal.save_model(server_round, model, self._state())
+        self.journal.write(TRAINED, server_round, metrics)
+        self.book.close(fates)
+        self.journal.forget_models(server_round)
+        self._sent = None
+        return arrays, metrics
+
+    def _stepped(
+        self, index: int, replies: Sequence[WeightedReply], sent: SentModel
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return what the wrapped strategy makes of the weighted replies."""
+        largest, noise = max(abs(reply.weight) for reply in replies), None
+        if self.noise is not None:
+            assert self.screen.clip is not None
+            noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+        handed = summed_replies(replies, self.key, sent, noise)
+        arrays, metrics = self.strategy.aggregate_train(index, handed)
+        if arrays is not None:
+            if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
+                raise DivergedError(self.study.plan.method.name, index, largest)
+            if self.noise is not None:
+                self.noise.spend()
+        return arrays, metrics
+
+    def _state(self) -> dict[str, Any]:
+        noise = None if self.noise is None else self.noise.state()
+        return {"inner": self._inner.packed(), "noise": noise}
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy invite clients to evaluate, if it does, and open that round."""
+        present, opened_at = self._opened(server_round)
+        visible = VisibleGrid(grid, self.roster)
+        with self._sampling(server_round, "evaluate"):
+            sent = list(self.strategy.configure_evaluate(server_round, arrays, config, visible))
+        if sent:
+            self._limit_life(sent)
+            self.evaluator.open(self.roster.attendance(), sent, present, opened_at)
+        return sent
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return metrics weighted for the target population, plain ones, and intervals."""
+        return self.evaluator.settled(self.strategy, server_round, replies, self._seen())
+
+    def _opened(self, index: int) -> tuple[Any, datetime]:
+        """Return who is enrolled in a round, and when it opens; nobody has been asked before."""
+        moment = self._clock()
+        members = self.study.people.members
+        present = members.present(index, moment)
+        if self.roster.index != index:
+            self.roster.open(index, present)
+        return present, moment
+
+    def _seen(self) -> dict[str, float]:
+        return {"available": len(self.roster.attendance().nodes)}
+
+    @contextmanager
+    def _sampling(self, index: int, work: str) -> Iterator[None]:
+        """Make the wrapped strategy's sampling a function of seed and round."""
+        state = random.getstate()
+        random.seed(f"{self._seed}/{work}/{index}")
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+    def _limit_life(self, messages: Sequence[Message]) -> None:
+        if self._ttl is not None:
+            for message in messages:
+                message.metadata.ttl = self._ttl
+
+
+def _put(metrics: dict[int, MetricRecord], index: int, found: MetricRecord | None) -> None:
+    if found:
+        metrics[index] = found

@@ -1,0 +1,39 @@
+"""The in-process engine: local training, combining, the loop, checkpoints."""
+
+from fedipw.lab.engine.composition import Composition, MemoryWeights
+from fedipw.lab.engine.history import History, tail_length
+from fedipw.lab.engine.local import (
+    LocalWork,
+    LogisticTrainer,
+    RoundWork,
+    Trainer,
+    client_updates,
+    weighted_update,
+)
+from fedipw.lab.engine.rules import RuleSettings, work_done
+from fedipw.lab.engine.server import Adam, Amplified, Momentum, PlainStep, ServerStep, Yogi
+from fedipw.lab.engine.simulation import Federation, Simulation, Training
+
+__all__ = [
+    "Adam",
+    "Amplified",
+    "Composition",
+    "Federation",
+    "History",
+    "LocalWork",
+    "LogisticTrainer",
+    "MemoryWeights",
+    "Momentum",
+    "PlainStep",
+    "RoundWork",
+    "RuleSettings",
+    "ServerStep",
+    "Simulation",
+    "Trainer",
+    "Training",
+    "Yogi",
+    "client_updates",
+    "tail_length",
+    "weighted_update",
+    "work_done",
+]

@@ -1,0 +1,178 @@
+"""One method put together: its weights, its local work, its memory and its server step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from fedipw.combining.memory import ControlVariates, Memory, MemorySum
+from fedipw.errors import InputError
+from fedipw.lab.engine.rules import RuleSettings, work_done
+from fedipw.selection import Source
+from fedipw.weighting.registry import Slot
+
+if TYPE_CHECKING:
+    from fedipw.lab.engine.local import RoundWork, Trainer
+    from fedipw.lab.engine.server import ServerStep
+    from fedipw.lab.recipes import Recipe
+    from fedipw.numerics.types import FloatArray
+    from fedipw.weighting.rounds import RoundReplies
+    from fedipw.weighting.schemes import Scheme
+    from fedipw.weighting.sources import Units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryWeights:
+    r"""A weighting as memory uses it: once for all enrolled clients, participation aside.
+
+    .. math:: \omega_i = \frac{w_i}{\sum_{j \in E} w_j}, \quad w = \text{scheme's weights at }
+       \pi^{part} = 1 \qquad (W16)
+
+    is :math:`1/N_{enr}` for plain means, proportional to :math:`1/\hat\pi^{enr}_i` for FedIPW and
+    q for calibrated weights.
+    """
+
+    scheme: Scheme
+    units: Units
+    enrollment_weights: FloatArray  # (N,) omega, zero where not enrolled
+    scale: float  # of the scheme's weights, so that they are omega / pi_part
+
+    @classmethod
+    def of(cls, scheme: Scheme, units: Units) -> MemoryWeights:
+        """Return it for a scheme and the clients of a table."""
+        rows = np.flatnonzero(units.enrolled)
+        weights = scheme.weights(units.replies(0, rows, np.ones(len(rows)), Source.NONE))
+        total = float(weights.sum())
+        if not (np.isfinite(total) and total > 0.0):
+            raise InputError(f"Enrollment weights must have a positive sum, not {total:.3g}.")
+        omega = np.zeros(len(units.unit_ids))
+        omega[rows] = weights / total
+        scale = 1.0 if scheme.self_normalised else 1.0 / total
+        return cls(scheme=scheme, units=units, enrollment_weights=omega, scale=scale)
+
+    def everyone(self) -> RoundReplies:
+        """Return all N clients at participation 1."""
+        ones = np.ones(len(self.units.unit_ids))
+        return self.units.replies(0, np.arange(len(ones)), ones, Source.NONE)
+
+
+@final
+class Composition:
+    """How a method trains, given the weights of a round's replies.
+
+    Parameters
+    ----------
+    weights
+        Name of the weights it reads.
+    proximal
+        FedProx's pull (O13).
+    evened
+        Whether updates are divided by the work behind them (O16).
+    server
+        Its own server step; the run's otherwise.
+    memory, memory_weights
+        What it remembers, and under which enrollment weights.
+    reply_scale
+        Factor of the replies' weights where memory has a use of them.
+    """
+
+    def __init__(
+        self,
+        weights: str,
+        *,
+        proximal: float = 0.0,
+        evened: bool = False,
+        server: ServerStep | None = None,
+        memory: Memory | None = None,
+        memory_weights: MemoryWeights | None = None,
+        reply_scale: float = 1.0,
+    ) -> None:
+        if (memory is None) != (memory_weights is None):
+            raise InputError("Memory and its enrollment weights come together.")
+        self.weights, self.proximal, self.evened, self.server = weights, proximal, evened, server
+        self.memory, self.memory_weights, self._reply_scale = memory, memory_weights, reply_scale
+        self._mean_work: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        settings: RuleSettings,
+        start: FloatArray,
+        memory_weights: MemoryWeights | None = None,
+    ) -> Composition:
+        """Return a method's composition; one with memory needs weights for it."""
+        memory = None
+        if recipe.memory is not None:
+            if memory_weights is None:
+                raise InputError(f"{recipe.name} needs enrollment weights for its memory.")
+            enrolled, omega = memory_weights.units.enrolled, memory_weights.enrollment_weights
+            memory = settings.memory(recipe, enrolled, omega, start)
+        return cls(
+            recipe.weighting,
+            proximal=settings.proximal(recipe),
+            evened=Slot.WORK in recipe.rules,
+            server=settings.server(recipe),
+            memory=memory,
+            memory_weights=None if memory is None else memory_weights,
+            reply_scale=memory_weights.scale if memory_weights and recipe.weighs_replies else 1.0,
+        )
+
+    def begin(self, trainer: Trainer, task: RoundWork) -> None:
+        """Take all enrolled clients as if they trained, and check that the pull is stable."""
+        pull = self.proximal * trainer.work.step_size
+        if pull >= 1.0:
+            raise InputError(
+                f"FedProx's pull times the local step is {pull:.3g} and must be below 1: lower mu "
+                "or the step size."
+            )
+        if not (self.follows_work or trainer.plain_sgd):
+            raise InputError(
+                f"{'FedNova' if self.evened else 'SCAFFOLD'} needs local steps that are a step "
+                "size times a gradient, and these clients have an optimizer of their own: leave "
+                "it, or the rule, out."
+            )
+        if self.evened and self.memory_weights is not None:
+            work = work_done(replace(task, proximal=self.proximal), trainer.work)
+            self._mean_work = float(self.memory_weights.enrollment_weights[task.clients] @ work)
+
+    @property
+    def follows_work(self) -> bool:
+        """Whether clients that do more local steps count for more."""
+        return not (self.evened or isinstance(self.memory, ControlVariates))
+
+    def total(self, trainer: Trainer, task: RoundWork, weights: FloatArray) -> MemorySum:
+        """Return what takes the place of the weighted sum in (O3), (P,)."""
+        task = replace(task, proximal=self.proximal)
+        scale = self._scale(task, trainer, weights)
+        if self.memory is None or self.memory_weights is None:
+            reached = weights if scale is None else weights * scale
+            return MemorySum(total=trainer.total(task, reached))
+        task = replace(task, corrections=self.memory.corrections(task.clients))
+        updates = trainer.updates(task)
+        if scale is not None:
+            updates = updates * scale[:, None]
+        lengths = trainer.work.step_size * task.local_steps(trainer.work).astype(np.float64)
+        return self.memory.total(task.clients, updates, self._reply_scale * weights, lengths)
+
+    def _scale(self, task: RoundWork, trainer: Trainer, weights: FloatArray) -> FloatArray | None:
+        """Return the factor of each update in (O16), (m,), or nothing."""
+        if not self.evened:
+            return None
+        work, mass = work_done(task, trainer.work), float(weights.sum())
+        if self._mean_work is not None:
+            return self._mean_work / work
+        mean = float(weights @ work) / mass if mass else 0.0  # no reply carries weight
+        return mean / work
+
+    def state(self) -> dict[str, Any]:
+        """Return the memory, if any."""
+        return {} if self.memory is None else self.memory.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved memory back."""
+        if self.memory is not None:
+            self.memory.restore(state)

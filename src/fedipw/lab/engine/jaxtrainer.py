@@ -1,0 +1,392 @@
+"""Local training of any differentiable model with JAX: the extra ``jax``.
+
+The rest of the engine does not import this module, so that it works without JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.lab.arrayclients import ArrayClients
+from fedipw.lab.engine.batches import batch_rows
+from fedipw.lab.engine.local import LocalWork, RoundWork
+from fedipw.numerics.checks import check_rows, some
+from fedipw.numerics.threads import over_ranges
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError(
+        "The JAX trainer needs the extra `jax`: pip install 'fedipw[jax]'.", name="jax"
+    ) from error
+
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedipw.lab.engine.jaxrounds import (
+    Data,
+    Job,
+    Lanes,
+    LocalProblem,
+    Loss,
+    Optimizer,
+    Params,
+    Penalty,
+    plain_sgd,
+    row_values,
+)
+from fedipw.lab.engine.jaxserver import OptaxStep
+
+if TYPE_CHECKING:
+    import optax
+    from numpy.typing import DTypeLike, NDArray
+
+    from fedipw.numerics.types import FloatArray, IntArray
+
+__all__ = ["JaxTrainer", "OptaxStep"]
+
+_PLACES = (8, 64, 512)  # clients of one call, padded; larger cohorts take several calls
+_CALL_BYTES = 1 << 26  # drawn rows, corrections and updates of one call
+_BLOCK, _BLOCK_PARAMETERS = 16, 1 << 19  # clients side by side, and parameters of them together
+_SHARES, _SHARED_PARAMETERS = 2, 1 << 22  # calls that share a sum's clients; none of large models
+_PIECE_ROWS = 512  # rows of a full gradient at once
+_ROWS = 1024  # rows of an evaluation at once
+
+
+@final
+class JaxTrainer:
+    r"""Clients that train any model whose loss JAX can differentiate.
+
+    .. math:: f_i(y) = \frac{1}{n_i} \sum_{j=1}^{n_i} \ell(y; x_{ij}, z_{ij}) + \rho(y), \qquad
+       (u_k, o_k) = \mathrm{opt}\big(g_i(y_{k-1}) + \mu (y_{k-1} - \theta) + s_i,\, o_{k-1},\,
+       y_{k-1}\big), \quad y_k = y_{k-1} + u_k \qquad (O18)
+
+    with :math:`g_i` the gradient of :math:`f_i`, or of the same over a mini-batch. Plain SGD,
+    :math:`u_k = -\eta\, g`, is (O2). The batches are those of the engine's own trainer.
+
+    Parameters
+    ----------
+    loss
+        ``loss(params, x, y)``: the loss of each row, (rows,). Rows must not mix (no batch
+        normalisation): places without a row are computed and left out of the sum.
+    params
+        Tree of floating arrays: the model before the first round.
+    clients
+        Their rows.
+    work
+        K, :math:`\eta` and the batch size.
+    penalty
+        ``penalty(params)``, :math:`\rho`: a scalar added to every local objective.
+    optimizer
+        An optax transformation for the clients, in place of SGD with ``work.step_size``, which it
+        then does not use. Its state starts afresh for each client in each round.
+    dtype
+        Of all computations: float32, or float64. JAX's own setting is left alone.
+    block
+        Clients trained side by side (``vmap``), block after block. By default 1 if the loss has a
+        convolution (side by side these gain little on processors), otherwise the largest power of
+        two, at most 16, whose models together have no more than 2**19 parameters; else 1.
+
+    Examples
+    --------
+    >>> data = ArrayClients(features=np.array([[1.0], [3.0], [5.0]]), labels=np.zeros(3),
+    ...                     offsets=np.array([0, 1, 3]))
+    >>> trainer = JaxTrainer(lambda p, x, y: (p["b"] - x[:, 0]) ** 2 / 2, {"b": np.zeros(())},
+    ...                      data, LocalWork(step_size=0.5))
+    >>> task = RoundWork(clients=np.array([0, 1]), theta=trainer.start, key=0)
+    >>> trainer.updates(task).tolist()  # half the way to the means 1 and 4
+    [[0.5], [2.0]]
+    >>> trainer.total(task, np.array([0.5, 0.25])).tolist()
+    [0.75]
+    >>> trainer.losses(trainer.start).tolist()
+    [0.5, 8.5]
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        params: Params,
+        clients: ArrayClients,
+        work: LocalWork | None = None,
+        *,
+        penalty: Penalty | None = None,
+        optimizer: optax.GradientTransformation | None = None,
+        dtype: DTypeLike = np.float32,
+        block: int | None = None,
+    ) -> None:
+        self.clients = clients
+        self._offsets = clients.offsets.astype(np.int64)  # of any integer type outside
+        self._work = LocalWork() if work is None else work
+        self._dtype = np.dtype(dtype)
+        if self._dtype not in (np.float32, np.float64):
+            raise InputError(f"dtype must be float32 or float64, not {self._dtype}.")
+        if block is not None and block < 1:
+            raise InputError(f"block must be at least 1, not {block}.")
+        self._penalty, self._plain_sgd = penalty, optimizer is None
+        with self._precision():
+            tree = _floats(params, self._dtype)
+            start, self._tree = ravel_pytree(tree)
+            self._start = np.asarray(start, dtype=np.float64)
+            self._data = Data(*(jnp.asarray(a) for a in self._arrays()))
+            convolves = _checked(loss, penalty, tree, self._data)
+        if block is None:
+            block = 1 if convolves else _block(len(self._start))
+        self._loss, self._block = loss, block
+        self._compile(optimizer)
+
+    def _compile(self, optimizer: optax.GradientTransformation | None) -> None:
+        counts = self.clients.counts
+        largest = int(counts.max())
+        batch = self._work.batch_size
+        self._batch = None if batch is None or batch >= largest else batch
+        # pieces near the usual number of rows, so that small clients do not pay for large ones
+        piece = min(largest, _PIECE_ROWS, max(32, 2 * int(np.ceil(counts.mean()))))
+        rule = (
+            plain_sgd(self._work.step_size)
+            if optimizer is None
+            else Optimizer(optimizer.init, optimizer.update)
+        )
+        problem = LocalProblem(
+            self._loss, self._penalty, rule, self._tree, self._block, piece, largest > piece
+        )
+        self._total, self._updates = jax.jit(problem.total), jax.jit(problem.updates)
+        self._values = jax.jit(partial(row_values, self._tree), static_argnums=0)
+
+    def _arrays(self) -> Iterator[NDArray[Any]]:
+        for values in (self.clients.features, self.clients.labels):
+            real = values.dtype.kind == "f"
+            yield values.astype(self._dtype if real else np.int32, copy=False)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True) if self._dtype == np.float64 else nullcontext()
+
+    @property
+    def start(self) -> FloatArray:
+        """The model before the first round, (P,)."""
+        return self._start.copy()
+
+    @property
+    def work(self) -> LocalWork:
+        """What each client does in a round."""
+        return self._work
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether clients have no optimizer of their own."""
+        return self._plain_sgd
+
+    @property
+    def block(self) -> int:
+        """Clients trained side by side."""
+        return self._block
+
+    def flat(self, params: Params) -> FloatArray:
+        """Return a tree of parameters as a vector, (P,)."""
+        with self._precision():
+            flat = np.asarray(ravel_pytree(_floats(params, self._dtype))[0], dtype=np.float64)
+        return self._model(flat)
+
+    def tree(self, theta: FloatArray) -> Params:
+        """Return a vector (P,) as a tree of NumPy arrays."""
+        with self._precision():
+            return jax.tree.map(np.asarray, self._tree(jnp.asarray(self._cast(theta))))
+
+    def updates(self, task: RoundWork) -> FloatArray:
+        """Return each client's update (O2), (m, P)."""
+        out = np.empty((len(task.clients), len(self._start)))
+        done = 0
+        with self._precision():
+            for job, size in self._jobs(task, None):
+                out[done : done + size] = np.asarray(self._updates(self._data, job))[:size]
+                done += size
+        return out
+
+    def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
+        """Return the weighted sum of updates, (P,), none of them kept."""
+        weights = np.asarray(weights, dtype=np.float64)
+        check_rows(len(task.clients), weights=weights)
+        total, size = np.zeros(len(self._start)), len(task.clients)
+        shares = _SHARES if len(total) <= _SHARED_PARAMETERS else 1
+        most = -(-size // shares // self._block) * self._block
+        jobs = (job for job, _ in self._jobs(task, weights, most))
+        while mine := list(islice(jobs, shares)):  # drawn as they are needed, not all at once
+            parts = np.zeros((len(mine), len(total)))
+            over_ranges(len(mine), partial(self._fill, parts, mine), work=np.inf)
+            total += parts.sum(axis=0)
+        return total
+
+    def _fill(self, parts: FloatArray, jobs: list[Job], first: int, last: int) -> None:
+        with self._precision():
+            for k in range(first, last):
+                parts[k] = np.asarray(self._total(self._data, jobs[k]))
+
+    def losses(self, theta: FloatArray, clients: IntArray | None = None) -> FloatArray:
+        """Return f_i, mean loss and penalty, of these clients or of all, (N,)."""
+        means = self.means(self._loss, theta, clients)
+        if self._penalty is not None:
+            with self._precision():
+                means = means + float(self._penalty(self._tree(jnp.asarray(self._cast(theta)))))
+        return means
+
+    def means(
+        self, measure: Loss, theta: FloatArray, clients: IntArray | None = None
+    ) -> FloatArray:
+        """Return each client's mean of ``measure(params, x, y)``, (rows,) like a loss, (N,).
+
+        Computed over pieces of 1,024 rows, whoever owns them. Compiled once for each function, so
+        pass the same object again.
+        """
+        chosen = np.arange(self.clients.size) if clients is None else self._chosen(clients)
+        counts, model = self.clients.counts[chosen], self._cast(theta)
+        ends = np.cumsum(counts)
+        starts, sums, rows = ends - counts, np.zeros(len(chosen)), int(counts.sum())
+        with self._precision():
+            for start in range(0, rows, _ROWS):
+                place = np.arange(start, min(start + _ROWS, rows))
+                owner = np.searchsorted(ends, place, side="right")
+                at = self._offsets[chosen[owner]] + place - starts[owner]
+                padded = np.full(_ROWS, at[0], dtype=np.int32)
+                padded[: len(at)] = at
+                values = np.asarray(self._values(measure, model, self._data, padded))
+                if values.shape != (_ROWS,):
+                    raise InputError(f"A measure of {_ROWS} rows gave {values.shape} values.")
+                found = np.bincount(owner - owner[0], values[: len(at)].astype(np.float64))
+                sums[owner[0] : owner[-1] + 1] += found
+        return sums / counts
+
+    def call_bytes(self, clients: int) -> int:
+        """Return the bytes a call of ``total`` needs for so many clients, the data aside."""
+        if clients < 1:
+            raise InputError(f"A call has at least one client, not {clients}.")
+        task = RoundWork(clients=np.zeros(clients, np.int64), theta=self._start, key=0)
+        with self._precision():
+            job, _ = next(self._jobs(task, np.zeros(clients)))
+            found: Any = self._total.lower(self._data, job).compile().memory_analysis()
+        sent = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(job))
+        return int(found.temp_size_in_bytes + found.output_size_in_bytes + sent)
+
+    def _jobs(
+        self, task: RoundWork, weights: FloatArray | None, limit: int = _PLACES[-1]
+    ) -> Iterator[tuple[Job, int]]:
+        """Yield the calls a round takes, each of ``limit`` clients at most, with their number."""
+        theta, who = self._cast(task.theta), self._chosen(task.clients)
+        steps, longest = task.local_steps(self._work), _padded_steps(task, self._work)
+        if (steps < 0).any():
+            raise InputError("Local steps must be 0 or more.")
+        width = 0 if self._batch is None else longest * self._batch * 4
+        if weights is None or task.corrections is not None:
+            width += theta.nbytes
+        fit = min(_PLACES[-1], max(1, _CALL_BYTES // max(width, 1)))
+        most = max(1, min(limit, fit))
+        mu = np.asarray(task.proximal, self._dtype) if task.proximal else None
+        for first in range(0, len(who), most):
+            part = slice(first, first + most)
+            own = replace(
+                task,
+                clients=who[part],
+                steps=steps[part],
+                corrections=None if task.corrections is None else task.corrections[part],
+            )
+            size = len(own.clients)
+            places = min(fit, next(c for c in _PLACES if c >= size))
+            places = -(-places // self._block) * self._block
+            lanes = self._lanes(own, longest, places, None if weights is None else weights[part])
+            yield Job(theta, np.int32(-(-size // self._block)), mu, lanes), size
+
+    def _lanes(
+        self, task: RoundWork, longest: int, places: int, weights: FloatArray | None
+    ) -> Lanes:
+        who, offsets, steps = task.clients, self._offsets, task.local_steps(self._work)
+        drawn = None
+        if self._batch is not None:
+            drawn = np.full((places, longest, self._batch), -1, dtype=np.int32)
+            rows = batch_rows(offsets, who, steps, self._batch, task.key)
+            drawn[: len(who), : rows.shape[1]] = rows
+        added = task.corrections
+        return Lanes(
+            first=_filled(offsets[who], places, np.int32),
+            rows=_filled(self.clients.counts[who], places, np.int32),
+            steps=_filled(steps, places, np.int32),
+            drawn=drawn,
+            corrections=None if added is None else _filled(added, places, self._dtype),
+            weights=None if weights is None else _filled(weights, places, self._dtype),
+        )
+
+    def _model(self, theta: FloatArray) -> FloatArray:
+        if np.shape(theta) != self._start.shape:
+            raise InputError(
+                f"The model has shape {np.shape(theta)}, not ({len(self._start)},) as the start."
+            )
+        return theta
+
+    def _cast(self, theta: FloatArray) -> NDArray[Any]:
+        return np.asarray(self._model(theta)).astype(self._dtype)
+
+    def _chosen(self, clients: IntArray) -> IntArray:
+        who = np.asarray(clients)
+        if who.ndim != 1 or who.dtype.kind not in "iu":
+            raise InputError("clients must be a vector of positions.")
+        outside = (who < 0) | (who >= self.clients.size)
+        if outside.any():
+            raise InputError(
+                f"There are {self.clients.size} clients, numbered from 0; not among them: "
+                f"{some(who[outside].tolist())}."
+            )
+        return who.astype(np.int64)
+
+
+def _padded_steps(task: RoundWork, work: LocalWork) -> int:
+    """Return K, or where clients differ the next power of two, so that shapes recur."""
+    if task.steps is None:
+        return work.steps
+    return 1 << max(int(np.max(task.steps, initial=1)) - 1, 0).bit_length()
+
+
+def _filled(values: NDArray[Any], places: int, dtype: DTypeLike) -> NDArray[Any]:
+    out = np.zeros((places, *values.shape[1:]), dtype)
+    out[: len(values)] = values
+    return out
+
+
+def _block(parameters: int) -> int:
+    fit = max(1, min(_BLOCK, _BLOCK_PARAMETERS // parameters))
+    return 1 << (fit.bit_length() - 1)
+
+
+def _floats(params: Params, dtype: np.dtype[Any]) -> Params:
+    """Return the tree in one floating type, or say which leaf is none."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise InputError("The tree of parameters has no arrays.")
+    for path, leaf in leaves:
+        values = np.asarray(leaf)
+        if values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise InputError(
+                f"Parameters {jax.tree_util.keystr(path)} must be finite floating numbers."
+            )
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), dtype), params)
+
+
+def _checked(loss: Loss, penalty: Penalty | None, params: Params, data: Data) -> bool:
+    """Check the shapes of loss and penalty; return whether the loss has a convolution."""
+    rows = 3
+    x, y = (jnp.zeros((rows, *a.shape[1:]), a.dtype) for a in data)
+    made = jax.make_jaxpr(loss)(params, x, y)
+    shapes = [a.shape for a in made.out_avals]
+    if shapes != [(rows,)]:
+        found = shapes[0] if len(shapes) == 1 else f"{len(shapes)} arrays"
+        raise InputError(
+            f"The loss of {rows} rows must have shape ({rows},), one loss per row, not {found}. "
+            "Leave out the mean: the trainer takes it over each client's own rows."
+        )
+    if penalty is not None and (shape := jax.eval_shape(penalty, params).shape) != ():
+        raise InputError(f"The penalty must be a scalar, not of shape {shape}.")
+    return "conv_general_dilated" in str(made)

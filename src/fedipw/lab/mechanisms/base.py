@@ -1,0 +1,116 @@
+"""What every selection mechanism offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.numerics.logistic import sigmoid_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from fedipw.lab.clients import ClientData
+    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.tables.population import Population
+
+
+class EnrollmentMechanism(Protocol):
+    """Any callable from a population to P(E = 1) of each client."""
+
+    def __call__(self, population: Population) -> FloatArray:
+        """Return enrollment probabilities, (N,)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundDraw:
+    """One round of participation among all clients, as if all were enrolled."""
+
+    index: int  # counted from 1
+    covariates: FloatArray  # (N, q) known before the round
+    participation_prob: FloatArray | None  # (N,) true P(A = 1 | E = 1, Z, X), None if unknown
+    replied: BoolArray  # (N,)
+
+
+class ParticipationProcess(Protocol):
+    """A running mechanism: one call, one round. Its state can be saved and put back."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the pre-round covariates a server can observe."""
+        ...
+
+    def advance(self) -> RoundDraw:
+        """Return the next round."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return arrays and plain values from which ``restore`` continues to the same bytes."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
+        ...
+
+
+class ParticipationMechanism(Protocol):
+    """A way clients take part in rounds, before it is tied to clients and chance."""
+
+    def start(
+        self, population: Population, clients: ClientData, rng: np.random.Generator
+    ) -> ParticipationProcess:
+        """Return a process over these clients."""
+        ...
+
+
+def score_of(population: Population, coefficients: Mapping[str, float]) -> FloatArray:
+    """Return the linear score of each client, (N,)."""
+    names = tuple(coefficients)
+    if not names:
+        return np.zeros(population.size)
+    return population.matrix(names) @ np.array([coefficients[n] for n in names], dtype=np.float64)
+
+
+def solved_intercept(scores: Callable[[], Iterable[FloatArray]], rate: float) -> float:
+    r"""Return the intercept at which the mean probability is ``rate``.
+
+    .. math:: \text{mean}\,\sigma(a + \text{score}) = \text{rate} \qquad (D4)
+
+    Newton safeguarded by bisection; each step asks ``scores`` for the score arrays anew, so that
+    they may be streamed.
+
+    >>> round(solved_intercept(lambda: [np.zeros(4)], 0.5), 12)
+    0.0
+    """
+    if not 0.0 < rate < 1.0:
+        raise InputError(f"A mean rate must lie strictly between 0 and 1, not {rate!r}.")
+    logit = float(np.log(rate / (1.0 - rate)))
+    a, low, high = logit, -np.inf, np.inf
+    for _ in range(200):
+        parts = [
+            (*sigmoid_mean(np.ravel(s), a), np.size(s), float(np.min(s)), float(np.max(s)))
+            for s in scores()
+        ]
+        total = sum(size for _, _, size, _, _ in parts)
+        excess = sum(mean * size for mean, _, size, _, _ in parts) / total - rate
+        slope = sum(slope * size for _, slope, size, _, _ in parts) / total
+        if abs(excess) <= 1e-14:
+            break
+        # with equal scores a = logit - score, so the root lies between the extreme scores' roots
+        low = max(low, logit - max(largest for *_, largest in parts))
+        high = min(high, logit - min(smallest for *_, smallest, _ in parts))
+        low, high = (low, min(a, high)) if excess > 0 else (max(a, low), high)
+        newton = a - excess / slope if slope > 0 else np.inf
+        following = newton if low < newton < high else 0.5 * (low + high)
+        if following == a:
+            break
+        a = following
+    else:
+        raise InputError(
+            f"No intercept was found for a mean rate of {rate!r}; scores are too wide."
+        )
+    return a

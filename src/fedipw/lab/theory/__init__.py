@@ -1,0 +1,81 @@
+"""What a scheme converges to, how far that is from the target, and what bounds it."""
+
+from fedipw.evaluation.weight_errors import (
+    WeightErrors,
+    participation_only_errors,
+    relative_ratio,
+    sensitivity_errors,
+    sensitivity_ratios,
+    weight_errors,
+    weight_ratio,
+)
+from fedipw.lab.theory.bound import (
+    Bound,
+    Condition,
+    Schedule,
+    convergence_bound,
+    printed_bound,
+    recommended_schedule,
+    step_limit,
+    variance_constant,
+)
+from fedipw.lab.theory.constants import (
+    Grade,
+    ProblemConstants,
+    estimated_constants,
+    logistic_constants,
+)
+from fedipw.lab.theory.floors import (
+    SensitivityFloor,
+    efficiency_bound,
+    estimated_efficiency_bound,
+    exact_floor,
+    first_order_floor,
+    largest_floor,
+    redrawn_variance,
+    residual_variance,
+    sensitivity_floor,
+)
+from fedipw.lab.theory.instances import CurvedPair, TwoClients, UnequalPair
+from fedipw.lab.theory.limit import ErrorParts, LimitWeights, error_parts, lottery_term
+from fedipw.lab.theory.objective import FederatedLogistic, target_weights
+
+__all__ = [
+    "Bound",
+    "Condition",
+    "CurvedPair",
+    "ErrorParts",
+    "FederatedLogistic",
+    "Grade",
+    "LimitWeights",
+    "ProblemConstants",
+    "Schedule",
+    "SensitivityFloor",
+    "TwoClients",
+    "UnequalPair",
+    "WeightErrors",
+    "convergence_bound",
+    "efficiency_bound",
+    "error_parts",
+    "estimated_constants",
+    "estimated_efficiency_bound",
+    "exact_floor",
+    "first_order_floor",
+    "largest_floor",
+    "logistic_constants",
+    "lottery_term",
+    "participation_only_errors",
+    "printed_bound",
+    "recommended_schedule",
+    "redrawn_variance",
+    "relative_ratio",
+    "residual_variance",
+    "sensitivity_errors",
+    "sensitivity_floor",
+    "sensitivity_ratios",
+    "step_limit",
+    "target_weights",
+    "variance_constant",
+    "weight_errors",
+    "weight_ratio",
+]

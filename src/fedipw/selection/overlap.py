@@ -1,0 +1,191 @@
+"""Overlap: how near selection comes to leaving some of the population out altogether."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from fedipw.numerics.checks import some
+from fedipw.numerics.logistic import sigmoids
+from fedipw.tables.cells import Cells
+from fedipw.tables.partitions import Block, Partitions, sum_over
+from fedipw.tables.population import ENROLLED
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
+    from fedipw.selection.stage import StageModel
+    from fedipw.selection.tables import CodedTable
+    from fedipw.tables.tablefile import TableFile
+
+THRESHOLD = 0.01
+_SMALLEST = 5
+_CROSSED = 12  # columns whose pairs are looked at
+_SAMPLE = 20_000  # rows by which columns are cut into cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A part of the population in which nobody is enrolled."""
+
+    name: str
+    population: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    r"""How far enrollment reaches, by a fitted model and by counts.
+
+    ``estimated_size`` is :math:`\hat N = \sum_E 1/\hat\pi` (W9), near the population's size
+    if the model is right; ``effective_sample_size`` that of the enrolled under weights
+    :math:`1/\hat\pi` (W10).
+    """
+
+    threshold: float
+    population: int
+    enrolled: int
+    smallest: tuple[float, ...]  # probabilities of the population
+    smallest_enrolled: float
+    below: int  # clients of the population below the threshold
+    estimated_size: float
+    effective_sample_size: float
+    empty_cells: tuple[Cell, ...]
+
+    @property
+    def share_below(self) -> float:
+        """Share of the population with a probability below the threshold."""
+        return self.below / self.population
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**asdict(self), "share_below": self.share_below}
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what people should read."""
+        size = (
+            f"Enrollment: {self.enrolled} of {self.population} clients, effective "
+            f"{self.effective_sample_size:.1f}; estimated population "
+            f"{self.estimated_size:.6g} against {self.population}."
+        )
+        reach = (
+            f"Smallest enrollment probability {self.smallest[0]:.3g}; {self.share_below:.2%} of "
+            f"the population below {self.threshold:g}."
+        )
+        out = [size, reach]
+        if self.empty_cells:
+            cells = some(f"{c.name} ({c.population} clients)" for c in self.empty_cells)
+            out.append(
+                f"Nobody is enrolled in {len(self.empty_cells)} cell(s): {cells}. No weight can "
+                "stand for them; the model extends what it saw elsewhere."
+            )
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    rows: int
+    enrolled: int
+    below: int
+    smallest: FloatArray
+    smallest_enrolled: float
+    size: float
+    square: float
+
+    def __add__(self, other: _Sums) -> _Sums:
+        both = np.sort(np.concatenate([self.smallest, other.smallest]))[:_SMALLEST]
+        return _Sums(
+            self.rows + other.rows,
+            self.enrolled + other.enrolled,
+            self.below + other.below,
+            both,
+            min(self.smallest_enrolled, other.smallest_enrolled),
+            self.size + other.size,
+            self.square + other.square,
+        )
+
+
+def _block_overlap(block: Block, beta: FloatArray, threshold: float) -> _Sums:
+    prob = sigmoids(np.ascontiguousarray(beta[:-1] @ block.columns + beta[-1]), shift=0.0)
+    inside = prob[block.labels == 1]
+    return _Sums(
+        len(prob),
+        len(inside),
+        int((prob < threshold).sum()),
+        np.sort(np.partition(prob, _SMALLEST)[:_SMALLEST] if len(prob) > _SMALLEST else prob),
+        float(inside.min(initial=np.inf)),
+        float((1.0 / inside).sum()),
+        float((1.0 / inside**2).sum()),
+    )
+
+
+def overlap(
+    coded: CodedTable,
+    model: StageModel,
+    *,
+    threshold: float = THRESHOLD,
+    cells: bool = True,
+    partitions: Partitions | None = None,
+) -> Overlap:
+    """Return the overlap of a coded population table under its enrollment model.
+
+    ``cells`` asks for parts of the population with nobody enrolled: every value of a category or of
+    a number with few values, every fifth of other numbers, and every pair of categories. They count
+    everybody who is enrolled at some time. ``partitions`` are the same rows with other labels.
+    """
+    beta = coded.frame.matrix() @ np.append(model.fit.coefficients, model.fit.intercept)
+    rows = coded.partitions if partitions is None else partitions
+    sums = sum_over(rows, partial(_block_overlap, beta=beta, threshold=threshold))
+    return Overlap(
+        threshold=threshold,
+        population=sums.rows,
+        enrolled=sums.enrolled,
+        smallest=tuple(sums.smallest.tolist()),
+        smallest_enrolled=sums.smallest_enrolled,
+        below=sums.below,
+        estimated_size=sums.size,
+        effective_sample_size=sums.size**2 / sums.square,
+        empty_cells=empty_cells(coded.table, model.design.columns) if cells else (),
+    )
+
+
+def empty_cells(table: TableFile, columns: Sequence[str]) -> tuple[Cell, ...]:
+    """Return parts of the population in which nobody is enrolled, the largest first.
+
+    A pair that lies in an empty single cell is not listed again.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from fedipw.tables import TableFile
+    >>> path = Path(tempfile.mkdtemp()) / "people.parquet"
+    >>> pl.DataFrame({"os": ["a", "a", "b", "b"], "enrolled": [True, True, False, False],
+    ...               "age": [20.0, 30.0, 20.0, 30.0]}).write_parquet(path)
+    >>> [(cell.name, cell.population) for cell in empty_cells(TableFile(path), ["os", "age"])]
+    [('os = b', 2)]
+    """
+    cells = {name: Cells.of(table.sample(_SAMPLE, [name])[name]) for name in columns}
+    crossed = [name for name in columns if cells[name].is_category][:_CROSSED]
+    single = [(name,) for name in columns]
+    asked: list[tuple[str, ...]] = [*single, *combinations(crossed, 2)]
+    found: list[tuple[tuple[tuple[str, str], ...], int]] = []
+    for names in asked:
+        parts = [cells[name].expression().alias(f"({k})") for k, name in enumerate(names)]
+        query = (
+            table.scan()
+            .group_by(parts)
+            .agg(pl.len().alias("(n)"), pl.col(ENROLLED).sum().alias("(enrolled)"))
+            .filter(pl.col("(enrolled)") == 0)
+        )
+        for *levels, size, _ in table.collect(query).iter_rows():
+            key = tuple(zip(names, map(str, levels), strict=True))
+            if not any(set(known) < set(key) for known, _ in found):
+                found.append((key, size))
+    found.sort(key=lambda item: (-item[1], item[0]))
+    return tuple(
+        Cell(name=" and ".join(cells[n].named(v) for n, v in key), population=size)
+        for key, size in found
+    )

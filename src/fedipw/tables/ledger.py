@@ -1,0 +1,243 @@
+"""The round ledger: a directory with one Parquet file for each closed round.
+
+Files are named ``round-000001.parquet`` and so on, written under a temporary name and renamed, so
+that a reader never sees half a round. ``ledger.json`` holds the version of the format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import some
+from fedipw.tables.population import ID
+from fedipw.tables.tables import write_table
+
+VERSION: Final = 1
+ROUND, INVITED, REPLIED = "round", "invited", "replied"
+AVAILABLE, INVITE_PROB, OPENED_AT = "available", "invite_prob", "opened_at"
+FATE = "fate"  # what became of an invitation
+AFTERWARDS: Final = (REPLIED, FATE)  # known when a round closes
+OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, INVITE_PROB, OPENED_AT, FATE)
+_REQUIRED = (ROUND, ID, INVITED, REPLIED)
+_FLAGS = (AVAILABLE, INVITED, REPLIED)
+_FILE = re.compile(r"^round-(\d{6,})\.parquet$")
+_VERSION_FILE = "ledger.json"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Closed rounds on disk, one row per enrolled client and round.
+
+    Columns are ``round``, ``unit_id``, ``invited`` and ``replied``, optionally ``available`` and
+    ``invite_prob`` (the server's own sampling probability given available), ``opened_at`` (one
+    date or time for the whole round), ``fate`` (what became of an invitation, for people to read:
+    no formula may use it), and pre-round covariates, null where not observed. With ``since`` the
+    rounds before that one are left alone.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "rounds")
+    >>> ledger.append(1, pl.DataFrame({"unit_id": ["a", "b"], "invited": [True, True],
+    ...                                "replied": [True, False], "battery": [0.9, 0.2]}))
+    >>> ledger.rounds, ledger.covariates
+    ((1,), ('battery',))
+    """
+
+    directory: Path
+    since: int = 1
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Numbers of the closed rounds, in order; a round being written is not among them."""
+        if not self.directory.is_dir():
+            return ()
+        found = (_FILE.match(path.name) for path in self.directory.iterdir())
+        numbers = sorted(int(match[1]) for match in found if match)
+        return tuple(number for number in numbers if number >= self.since)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Numbers between the first and the last closed round that have no file."""
+        present = set(self.rounds)
+        last = max(present, default=self.since - 1)
+        return tuple(r for r in range(self.since, last + 1) if r not in present)
+
+    @cached_property
+    def schema(self) -> pl.Schema:
+        """Columns and types, those of the first closed round."""
+        self.require_rounds()
+        return self._schema_of(self.rounds[0])
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """Pre-round covariates."""
+        return tuple(n for n in self.schema.names() if n not in {ID, *OWN_COLUMNS})
+
+    def require_rounds(self) -> None:
+        """Raise if there is no closed round, one is missing, or the format is another."""
+        if not self.directory.is_dir():
+            raise InputError(f"No ledger directory {self.directory}.")
+        self._check_version()
+        if not self.rounds:
+            raise InputError(
+                f"{self.directory} holds no closed round; files are named round-000001.parquet."
+            )
+        if self.missing:
+            raise InputError(
+                f"{self.directory}: round {some(self.missing)} is missing; rounds "
+                f"{self.rounds[0]} to {self.rounds[-1]} are expected. Restore the file(s), or "
+                "leave out all later rounds."
+            )
+
+    def read(self, index: int) -> pl.DataFrame:
+        """Return one closed round, checked."""
+        schema = self._schema_of(index)
+        _check_same(schema, self.schema, self._path(index), self._path(self.rounds[0]))
+        try:
+            frame = pl.read_parquet(self._path(index))
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _damaged(self._path(index), error) from error
+        check_round(frame, index, str(self._path(index)))
+        return frame
+
+    def scan(self) -> pl.LazyFrame:
+        """Return all closed rounds as a query; files of other columns or types are errors."""
+        self.require_rounds()
+        first = self._path(self.rounds[0])
+        for index in self.rounds[1:]:
+            _check_same(self._schema_of(index), self.schema, self._path(index), first)
+        return pl.scan_parquet([self._path(index) for index in self.rounds], glob=False)
+
+    def __iter__(self) -> Iterator[pl.DataFrame]:
+        """Yield the closed rounds in order, one in memory at a time."""
+        self.require_rounds()
+        for index in self.rounds:
+            yield self.read(index)
+
+    def append(self, index: int, frame: pl.DataFrame) -> None:
+        """Write a round that has closed; the next number only, and never over another."""
+        present = self.rounds
+        if index != (present[-1] + 1 if present else self.since):
+            last = present[-1] if present else "none"
+            raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
+        if ROUND not in frame.columns:
+            frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
+        path = self._path(index)
+        check_round(frame, index, f"round {index}")
+        if present:
+            _check_same(frame.schema, self.schema, path, self._path(present[0]))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._write_version()
+        write_table(frame.select(self.schema.names() if present else frame.columns), path)
+
+    def _path(self, index: int) -> Path:
+        return self.directory / f"round-{index:06d}.parquet"
+
+    def _schema_of(self, index: int) -> pl.Schema:
+        path = self._path(index)
+        try:
+            return pl.read_parquet_schema(path)  # type: ignore[return-value]
+        except FileNotFoundError:
+            raise InputError(f"No round {index} in {self.directory}.") from None
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _damaged(path, error) from error
+
+    def _check_version(self) -> None:
+        path = self.directory / _VERSION_FILE
+        if not path.exists():
+            return  # rounds written by hand
+        try:
+            version = json.loads(path.read_text(encoding="utf-8"))["version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged: {error}.") from error
+        if version != VERSION:
+            raise InputError(f"{path} has version {version}, this program reads {VERSION}.")
+
+    def _write_version(self) -> None:
+        path = self.directory / _VERSION_FILE
+        if not path.exists():
+            path.write_text(json.dumps({"version": VERSION}) + "\n", encoding="utf-8")
+
+
+def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
+    """Raise if a round's rows cannot be: missing columns, doubled clients, replies uninvited."""
+    lacking = [name for name in _REQUIRED if name not in frame.columns]
+    if lacking:
+        raise InputError(f"{where} has no column {some(lacking)}; it has {some(frame.columns)}.")
+    for name in _FLAGS:
+        if name in frame.columns and (frame[name].dtype != pl.Boolean or frame[name].null_count()):
+            raise InputError(
+                f"{where}: {name!r} must be true or false in every row, not {frame[name].dtype} "
+                f"with {frame[name].null_count()} nulls."
+            )
+    if frame[ID].null_count():
+        raise InputError(f"{where}: {frame[ID].null_count()} rows have no {ID}.")
+    if frame[ID].n_unique() != frame.height:
+        twice = frame[ID].filter(frame[ID].is_duplicated()).unique(maintain_order=True)
+        raise InputError(f"{where}: {ID} {some(twice.to_list())} stands more than once.")
+    others = frame[ROUND].filter(frame[ROUND] != index)
+    if len(others) or frame[ROUND].null_count():
+        raise InputError(f"{where}: column {ROUND!r} holds {some(others.unique().to_list())}.")
+    _check_order(frame, INVITED, REPLIED, where)
+    if AVAILABLE in frame.columns:
+        _check_order(frame, AVAILABLE, INVITED, where)
+    if INVITE_PROB in frame.columns:
+        _check_invite_prob(frame, where)
+    if OPENED_AT in frame.columns and frame.height:
+        moments = frame[OPENED_AT]
+        if moments.n_unique() > 1 or moments.null_count():
+            raise InputError(
+                f"{where}: {OPENED_AT!r} must hold one date or time for the whole round."
+            )
+
+
+def _check_order(frame: pl.DataFrame, first: str, then: str, where: str) -> None:
+    odd = frame.filter(pl.col(then) & ~pl.col(first))
+    if odd.height:
+        raise InputError(
+            f"{where}: {odd.height} client(s) {then} without being {first}: "
+            f"{some(odd[ID].to_list())}."
+        )
+
+
+def _check_invite_prob(frame: pl.DataFrame, where: str) -> None:
+    if not frame[INVITE_PROB].dtype.is_numeric():
+        raise InputError(f"{where}: {INVITE_PROB!r} must hold numbers.")
+    due = pl.col(AVAILABLE) if AVAILABLE in frame.columns else pl.col(INVITED)
+    prob = pl.col(INVITE_PROB)
+    odd = frame.filter(due & ~((prob > 0.0) & (prob <= 1.0)).fill_null(False))
+    if odd.height:
+        raise InputError(
+            f"{where}: {INVITE_PROB!r} must lie in (0, 1] where a client could be invited; "
+            f"{odd.height} row(s) do not ({ID} {some(odd[ID].to_list())})."
+        )
+
+
+def _check_same(schema: pl.Schema, first: pl.Schema, path: Path, first_path: Path) -> None:
+    lacking = [name for name in first.names() if name not in schema]
+    more = [name for name in schema if name not in first]
+    if lacking or more:
+        raise InputError(
+            f"{path} has other columns than {first_path.name}: "
+            f"{'no ' + some(lacking) if lacking else 'also ' + some(more)}."
+        )
+    changed = [name for name in first if schema[name] != first[name]]
+    if changed:
+        name = changed[0]
+        raise InputError(
+            f"{path}: column {name!r} is {schema[name]}, in {first_path.name} it is {first[name]}."
+        )
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is not a readable Parquet file ({error}). Restore it.")

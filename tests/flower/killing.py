@@ -1,0 +1,72 @@
+"""A server process that trains on an in-process grid, to be killed; imported by its children."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.serverapp.strategy import FedAdam
+
+from fedipw.flower import FedIPW, GaussianNoise, Screen
+from flower.testbed import World, theta_of
+
+ROUNDS, SIZE = 20, 80
+
+
+class Sometimes(FedAdam):
+    """FedAdam that has every fourth model evaluated, and the first two."""
+
+    def configure_evaluate(self, server_round: int, *rest: Any) -> Any:
+        due = server_round <= 2 or server_round % 4 == 0
+        return super().configure_evaluate(server_round, *rest) if due else []
+
+
+def trained(where: Path, rounds: int = ROUNDS, *, private: bool = False) -> FedIPW:
+    """Train to the end, from wherever an earlier process got to; leave the model's numbers."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    world = World(size=SIZE, rounds=ROUNDS)
+    strategy = FedIPW(
+        Sometimes(
+            eta=0.1, beta_1=0.9, beta_2=0.99, fraction_train=0.7, fraction_evaluate=0.5,
+            min_available_nodes=1,
+        ),
+        population=where / "people.parquet", participation="z2 + x", enrollment="z1 + z2",
+        availability="z2", ledger=where / "ledger", refit_every=3,
+        screen=Screen(clip=0.3) if private else None,
+        noise=GaussianNoise(multiplier=0.1, delta=1e-5, seed=3) if private else None,
+    )  # fmt: skip
+    result = strategy.start(world.grid(), world.start, num_rounds=rounds)
+    metrics = {
+        f"{kind} {index} {name}": value
+        for kind, found in (
+            ("train", result.train_metrics_clientapp),
+            ("evaluate", result.evaluate_metrics_clientapp),
+        )
+        for index, record in found.items()
+        for name, value in record.items()
+        if not isinstance(value, list)
+    }
+    np.savez(where / "done.npz", theta=theta_of(result.arrays), names=list(metrics),
+             values=np.array(list(metrics.values()), dtype=np.float64))  # fmt: skip
+    return strategy
+
+
+def killed_at(where: Path, rename: int, after: bool, rounds: int) -> None:
+    """Train, and be killed right before or after the n-th file gets its name, counted from 1."""
+    count, replace = 0, Path.replace
+
+    def counted(self: Path, target: Any) -> Path:
+        nonlocal count
+        count += 1
+        if count == rename and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = replace(self, target)
+        if count == rename and after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made
+
+    Path.replace = counted  # type: ignore[method-assign, assignment]
+    trained(where, rounds)
+    (where / "renames").write_text(str(count))

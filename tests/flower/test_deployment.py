@@ -1,0 +1,202 @@
+"""Processes on loopback: clients fail, a node and the server are killed, and training goes on."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from flwr.app import Message
+from inprocess import InProcessGrid
+from loopback import Deployment, Process, end, owned, until
+
+from cli.command import fedipw
+from fedipw.tables.ledger import Ledger
+
+from .deployment_app.faulty.client_app import HANGS_IN, HELD, HELD_IN
+from .deployment_app.faulty.client_app import app as client_app
+from .deployment_app.faulty.server_app import ENROLLMENT, PARTICIPATION, trained
+
+APP = Path(__file__).parent / "deployment_app"
+BEHAVIOURS = ("ordinary", "odd", "raises", "declines", "nan", "hangs")
+LOST = BEHAVIOURS.index("hangs")  # the node that is killed
+ROUNDS, SIZE, ENROLLED = 3, 40, 20
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What two starts of a server left behind."""
+
+    people: Path
+    units: list[int]  # by node
+    ledger: Path
+    marks: Path
+    log: str  # of the second start
+    left: list[Process]  # after the deployment was stopped
+
+    @property
+    def rounds(self) -> pl.DataFrame:
+        """The rows of clients that have a node, all rounds."""
+        frame = Ledger(self.ledger).scan().collect()
+        return frame.filter(pl.col("unit_id").is_in(self.units))
+
+    def fates(self, index: int) -> list[str | None]:
+        """Return the fate of each node's invitation in a round."""
+        here = self.rounds.filter(pl.col("round") == index)
+        told = dict(zip(here["unit_id"], here["fate"], strict=True))
+        return [told[unit] for unit in self.units]
+
+    def times_trained(self, index: int, node: int) -> int:
+        """Return how often a node was asked to train in a round."""
+        return len(list(self.marks.glob(f"{index}-{node}-*")))
+
+
+def written_people(path: Path) -> list[int]:
+    """Write a population of which half enrolled, and return the clients that have nodes."""
+    rng = np.random.default_rng(3)
+    age = rng.normal(45.0, 12.0, SIZE)
+    wish = (age - 45.0) / 12.0 + rng.logistic(scale=1.5, size=SIZE)
+    inside = wish >= np.sort(wish)[-ENROLLED]
+    frame = pl.DataFrame({"unit_id": range(100, 100 + SIZE), "age": age, "enrolled": inside})
+    frame.write_parquet(path)
+    return frame.filter("enrolled")["unit_id"].sample(len(BEHAVIOURS), seed=0).to_list()
+
+
+def node_config(node: int, unit: int, marks: Path) -> dict[str, Any]:
+    return {"node": node, "unit": unit, "behaviour": BEHAVIOURS[node], "marks": str(marks)}
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Kill a node in round 2 and the server in round 3, and start the server again.
+
+    Most of the time goes into waiting for the SuperLink to notice that a node is gone, some 46 s.
+    """
+    where = tmp_path_factory.mktemp("deployment")
+    marks, ledger, people = where / "marks", where / "ledger", where / "people.parquet"
+    marks.mkdir()
+    (marks / "hold").touch()
+    units = written_people(people)
+    config = f'people="{people}" ledger="{ledger}" rounds={ROUNDS}'
+    with Deployment(where / "flower") as deployment:
+        for node, unit in enumerate(units):
+            deployment.add_node(node_config(node, unit, marks))
+        first = deployment.submitted(APP, config)
+        _wait(marks, HANGS_IN, LOST)
+        end([deployment.nodes[LOST]], at_once=True)
+        _wait(marks, HELD_IN, HELD)
+        deployment.kill_server_app()
+        end([first], at_once=True)
+        (marks / "hold").unlink()
+        second = deployment.submitted(APP, f"{config} nodes={len(units) - 1}")
+        log = deployment.finished(second, PATIENCE)
+    return Outcome(
+        people=people, units=units, ledger=ledger, marks=marks, log=log,
+        left=owned(deployment.started),
+    )  # fmt: skip
+
+
+def _wait(marks: Path, index: int, node: int) -> None:
+    until(lambda: any(marks.glob(f"{index}-{node}-*")), f"node {node} in round {index}", PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(outcome: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ledger of the same clients in one process, where no server is killed."""
+    where = tmp_path_factory.mktemp("uninterrupted")
+    (where / "marks").mkdir()
+
+    def loses(message: Message) -> bool:
+        config = message.content.config_records.get("config")
+        gone = config is not None and config["server-round"] == HANGS_IN
+        gone = gone and message.metadata.dst_node_id == LOST + 1
+        if gone:
+            grid.online.discard(LOST + 1)
+        return gone
+
+    nodes = {
+        node + 1: node_config(node, unit, where / "marks")
+        for node, unit in enumerate(outcome.units)
+    }
+    grid = InProcessGrid(client_app, nodes, loses)
+    trained(grid, outcome.people, where / "ledger", ROUNDS)
+    return where / "ledger"
+
+
+def test_all_rounds_are_in_the_ledger_once(outcome: Outcome) -> None:
+    assert Ledger(outcome.ledger).rounds == tuple(range(1, ROUNDS + 1))
+    checkpoints = outcome.ledger / "checkpoint"
+    trained_rounds = sorted(path.name for path in checkpoints.glob("train-*.json"))
+    assert trained_rounds == [f"train-{index:06d}.json" for index in range(1, ROUNDS + 1)]
+    models = [path.name for path in checkpoints.glob("round-*.npz")]
+    assert models == [f"round-{ROUNDS:06d}.npz"]
+
+
+def test_the_ledger_tells_what_became_of_every_invitation(outcome: Outcome) -> None:
+    refused = "refused: NaN or infinite values"
+    always = ["raised", "declined", refused]
+    assert outcome.fates(1) == ["replied", "replied", *always, "replied"]
+    assert outcome.fates(2) == ["replied", "declined", *always, "lost"]
+    assert outcome.fates(3) == ["replied", "replied", *always, None]
+    replied = pl.col("fate") == "replied"
+    assert outcome.rounds.select((replied.fill_null(False) == pl.col("replied")).all()).item()
+
+
+def test_a_killed_node_is_not_available_later(outcome: Outcome) -> None:
+    lost = outcome.rounds.filter(pl.col("unit_id") == outcome.units[LOST]).sort("round")
+    assert lost["available"].to_list() == [True, True, False]
+    assert lost["battery"].is_null().to_list() == [False, False, True]
+    others = outcome.rounds.filter(pl.col("unit_id") != outcome.units[LOST])
+    assert others["available"].all()
+
+
+def test_the_killed_server_goes_on_with_the_round_it_was_in(outcome: Outcome) -> None:
+    assert f"{ROUNDS} rounds, {HELD_IN - 1} of them done before" in outcome.log
+    times = [outcome.times_trained(index, HELD) for index in range(1, ROUNDS + 1)]
+    assert times == [1, 1, 2]
+
+
+def test_the_weights_are_those_of_the_command(outcome: Outcome, tmp_path: Path) -> None:
+    code, _, errors = fedipw(
+        "weights", "--population", outcome.people, "--rounds", outcome.ledger,
+        "--enrollment", ENROLLMENT, "--participation", PARTICIPATION, "--missing", "drop",
+        "--out", tmp_path / "weights.parquet",
+    )  # fmt: skip
+    assert code == 0, errors
+    offline = pl.read_parquet(tmp_path / "weights.parquet")
+    assert offline["enrollment_prob"].n_unique() > 2
+    for index in range(1, ROUNDS + 1):
+        weights = offline.filter(pl.col("round") == index)["weight"].to_numpy()
+        used = _metrics(outcome.ledger, index)["fedipw-weights"]
+        assert len(used) == len(weights) == outcome.fates(index).count("replied")
+        np.testing.assert_allclose(used, weights, rtol=1e-10)
+
+
+def test_the_model_is_that_of_an_uninterrupted_run(outcome: Outcome, uninterrupted: Path) -> None:
+    mine, other = (_model(ledger) for ledger in (outcome.ledger, uninterrupted))
+    assert np.linalg.norm(mine) > 0.1
+    np.testing.assert_allclose(mine, other, rtol=1e-12)
+    drop = ["opened_at", "fate"]
+    ours, theirs = (
+        Ledger(ledger).scan().collect().drop(drop) for ledger in (outcome.ledger, uninterrupted)
+    )
+    assert ours.equals(theirs)
+
+
+def test_no_process_is_left(outcome: Outcome) -> None:
+    assert outcome.left == []
+
+
+def _metrics(ledger: Path, index: int) -> dict[str, Any]:
+    path = ledger / "checkpoint" / f"train-{index:06d}.json"
+    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    return metrics
+
+
+def _model(ledger: Path) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    with np.load(ledger / "checkpoint" / f"round-{ROUNDS:06d}.npz", allow_pickle=False) as file:
+        (name,) = (name for name in file.files if name.startswith("/model/"))
+        return np.asarray(file[name])

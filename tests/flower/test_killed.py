@@ -1,0 +1,125 @@
+"""A server killed with SIGKILL goes on where it was, and ends with the same model."""
+
+import multiprocessing as mp
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from flower.killing import ROUNDS, SIZE, killed_at, trained
+from flower.testbed import World
+
+KILLS = 10
+_PROCESSES = mp.get_context("forkserver")  # each child is a process that has imported all it needs
+_PROCESSES.set_forkserver_preload(["flower.killing"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _paths() -> Iterator[None]:
+    """Let the fork server find what it imports beforehand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        yield
+
+
+def process(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = _PROCESSES.Process(target=target, args=args, kwargs=kwargs)
+    made.start()
+    return made
+
+
+def finished(target: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    run = process(target, *args, **kwargs)
+    run.join(120)
+    assert run.exitcode == 0
+
+
+def outcome(where: Path) -> tuple[Any, dict[str, float]]:
+    with np.load(where / "done.npz") as found:
+        return found["theta"], dict(zip(found["names"].tolist(), found["values"], strict=True))
+
+
+def rounds_of(where: Path, kind: str = "") -> list[list[Any]]:
+    """Return what the ledger tells of every round but when it opened."""
+    folder = where / "ledger" / kind
+    files = sorted(folder.glob("round-*.parquet"))
+    return [pl.read_parquet(path).drop("opened_at").rows() for path in files]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run nobody killed."""
+    where = tmp_path_factory.mktemp("whole")
+    World(size=SIZE, rounds=ROUNDS).put(where)
+    finished(trained, where)
+    return where
+
+
+def same(where: Path, whole: Path) -> None:
+    theta, metrics = outcome(where)
+    expected, told = outcome(whole)
+    np.testing.assert_array_equal(theta, expected)
+    assert metrics.keys() == told.keys()
+    for name, value in told.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True), name
+    for kind in ("", "evaluation"):
+        assert rounds_of(where, kind) == rounds_of(whole, kind)
+
+
+def test_runs_killed_at_any_moment_end_like_the_one_nobody_killed(
+    tmp_path: Path, whole: Path
+) -> None:
+    rng = np.random.default_rng(5)
+    for k, last in enumerate(rng.integers(0, ROUNDS - 5, KILLS).tolist()):
+        where = tmp_path / str(k)
+        where.mkdir()
+        World(size=SIZE, rounds=ROUNDS).put(where)
+        run = process(trained, where)
+        path = where / "ledger" / f"round-{last:06d}.parquet"
+        while last and not path.exists() and run.is_alive():
+            time.sleep(0.002)
+        run.join(float(rng.uniform(0.0, 0.1)))  # a round takes half as long
+        run.kill()
+        run.join()
+        assert run.exitcode == -signal.SIGKILL
+        assert last <= len(rounds_of(where)) < ROUNDS
+        finished(trained, where)
+        same(where, whole)
+
+
+def test_no_file_is_a_bad_moment_to_be_killed_at(tmp_path: Path) -> None:
+    rounds = 2
+    reference = tmp_path / "whole"
+    reference.mkdir()
+    World(size=SIZE, rounds=ROUNDS).put(reference)
+    finished(killed_at, reference, 0, False, rounds)
+    renames = int((reference / "renames").read_text())
+    assert renames >= 7 * rounds
+    for rename in range(renames // 2 + 1, renames + 2):  # those of the second round, and the end
+        where = tmp_path / str(rename)
+        where.mkdir()
+        World(size=SIZE, rounds=ROUNDS).put(where)
+        last = rename > renames
+        run = process(killed_at, where, rename - last, last, rounds)
+        run.join(120)
+        assert run.exitcode == -signal.SIGKILL
+        finished(trained, where, rounds)
+        same(where, reference)
+
+
+def test_noise_and_what_it_spent_go_on_too(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+        World(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
+    finished(trained, tmp_path / "whole", 4, private=True)
+    finished(trained, tmp_path / "parts", 2, private=True)
+    finished(trained, tmp_path / "parts", 4, private=True)
+    same(tmp_path / "parts", tmp_path / "whole")
+    assert outcome(tmp_path / "parts")[1]["train 4 fedipw-epsilon"] > 0.0

@@ -1,0 +1,111 @@
+"""The same population, draws and seeds give the same numbers on Flower as in process."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
+
+from cli.command import fedipw
+from fedipw.flower import FedIPW
+from fedipw.flower.screen import metrics_of
+from fedipw.lab.engine.server import Adam, Momentum, PlainStep, ServerStep, Yogi
+from fedipw.weighting.registry import METHODS, SourceKind
+
+from .testbed import World, theta_of
+
+CLOSE = 1e-10
+QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
+ADAPTIVE: dict[str, Any] = {"beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}
+STEPS: dict[str, tuple[Callable[[], Strategy], ServerStep]] = {
+    "FedAvg": (lambda: FedAvg(**QUIET), PlainStep()),
+    "FedProx": (lambda: FedProx(proximal_mu=0.0, **QUIET), PlainStep()),
+    "FedAvgM": (
+        lambda: FedAvgM(server_learning_rate=0.8, server_momentum=0.5, **QUIET),
+        Momentum(size=0.8, beta=0.5),
+    ),
+    "FedAdam": (lambda: FedAdam(eta=0.1, **ADAPTIVE, **QUIET), Adam(size=0.1, **ADAPTIVE)),
+    "FedYogi": (lambda: FedYogi(eta=0.05, **ADAPTIVE, **QUIET), Yogi(size=0.05, **ADAPTIVE)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("scheme", ["fedipw", "fedipw-hajek"])
+def test_flower_gives_the_engines_model(tmp_path: Path, name: str, scheme: str) -> None:
+    world = World(size=200, rounds=8, methods=(scheme,))
+    inner, step = STEPS[name]
+    wrapped = FedIPW(
+        inner(), population=world.put(tmp_path), ledger=tmp_path / "ledger", scheme=scheme,
+        covariates=world.columns, refit_every=1,
+    )  # fmt: skip
+    result = wrapped.start(world.grid(), world.start, num_rounds=world.rounds)
+    expected = world.trained(step).of(scheme)[-1]
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(theta_of(result.arrays), expected, rtol=0.0, atol=CLOSE)
+
+
+class Recorder(FedAvg):
+    """FedAvg that keeps the weights it was handed, by node."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.handed: dict[int, dict[int, float]] = {}
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        self.handed[server_round] = {
+            message.metadata.src_node_id: float(metrics_of(message.content)["num-examples"])  # type: ignore[arg-type]
+            for message in replies[:-2]
+        }
+        return super().aggregate_train(server_round, replies)
+
+
+LIVE = [m.name for m in METHODS.values() if m.source in {SourceKind.NONE, SourceKind.TWO_STAGE}]
+TOTALS = ("calibrated", "participation-only", "efficient")
+WITH_TOTALS = [m for m in LIVE if m.startswith(TOTALS) and not m.endswith("-hajek")]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "source"),
+    [*((m, "population") for m in LIVE), *((m, "totals") for m in WITH_TOTALS)],
+)
+def test_weights_are_those_found_in_the_ledger_later(
+    tmp_path: Path, scheme: str, source: str
+) -> None:
+    world = World(size=240, rounds=3)
+    people = world.put(tmp_path)
+    known: dict[str, Any] = {"population": people}
+    options: list[object] = ["--population", people]
+    if source == "totals":
+        known = {
+            "enrolled": tmp_path / "enrolled.parquet", "targets": tmp_path / "targets.csv",
+            "population_size": world.size,
+        }  # fmt: skip
+        options = [
+            "--enrolled", known["enrolled"], "--targets", known["targets"],
+            "--population-size", world.size,
+        ]  # fmt: skip
+    inner = Recorder(fraction_train=0.8, **QUIET)
+    FedIPW(
+        inner, ledger=tmp_path / "ledger", scheme=scheme, covariates=world.columns, **known
+    ).start(world.grid(), world.start, num_rounds=world.rounds)
+    out = tmp_path / "weights.parquet"
+    code, _, err = fedipw("weights", *options, "--rounds", tmp_path / "ledger", "--scheme", scheme,
+                          "--out", out)  # fmt: skip
+    assert code == 0, err
+    ids = world.federation.population.frame["unit_id"].to_list()
+    for (index,), part in pl.read_parquet(out).group_by(["round"]):
+        offline = dict(part.select("unit_id", "weight").rows())
+        used = {
+            ids[world.inside[node - 1000]]: w for node, w in inner.handed[int(str(index))].items()
+        }
+        assert used.keys() == offline.keys()
+        for unit, weight in offline.items():
+            assert used[unit] == pytest.approx(weight, rel=1e-9, abs=1e-12)
+    assert len(inner.handed) == world.rounds

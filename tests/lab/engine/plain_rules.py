@@ -1,0 +1,220 @@
+"""Every rule of training written again from its definition, one client and one step at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedipw.lab.scenario import Scenario
+from fedipw.selection import enrollment_fit
+
+Vector = np.ndarray
+
+
+@dataclass
+class World:
+    """The draws of a scenario, as a plain loop needs them."""
+
+    scenario: Scenario
+    rounds: list[list[int]] = field(default_factory=list)  # who replied
+    reply_prob: list[Vector] = field(default_factory=list)  # (N,) true participation
+
+    def __post_init__(self) -> None:
+        run = self.scenario.simulation(limits=False)
+        federation = run.federation
+        self.clients, self.population = federation.rows, federation.population
+        self.enrolled = [int(i) for i in np.flatnonzero(self.population.enrolled)]
+        assert federation.enrollment_prob is not None
+        self.true_enrollment = federation.enrollment_prob
+        self.fitted_enrollment = enrollment_fit(self.population, None).prob
+        training = run.training
+        self.eta, self.l2 = training.work.step_size, training.l2
+        steps = training.steps
+        self.K = [training.work.steps] * self.population.size if steps is None else list(steps)
+        for _ in range(self.scenario.rounds):
+            draw = federation.participation.advance()
+            assert draw.participation_prob is not None
+            self.rounds.append([i for i in self.enrolled if draw.replied[i]])
+            self.reply_prob.append(draw.participation_prob)
+
+    def gradient(self, i: int, y: Vector) -> Vector:
+        """Return the gradient of client i's regularised logistic loss, row by row."""
+        first, last = self.clients.offsets[i], self.clients.offsets[i + 1]
+        total = np.zeros_like(y)
+        for row in range(first, last):
+            x = np.append(self.clients.features[row], 1.0)
+            total += (1.0 / (1.0 + np.exp(-x @ y)) - self.clients.labels[row]) * x
+        gradient: Vector = total / (last - first) + self.l2 * y
+        return gradient
+
+    def update(self, i: int, theta: Vector, mu: float = 0.0, shift: Vector | float = 0.0) -> Vector:
+        """Return y_K - theta after K_i steps y -= eta (g + mu (y - theta) + shift)."""
+        y: Vector = theta.copy()
+        for _ in range(self.K[i]):
+            y = y - self.eta * (self.gradient(i, y) + mu * (y - theta) + shift)
+        update: Vector = y - theta
+        return update
+
+    def omega(self, weighting: str) -> dict[int, float]:
+        """Return the enrollment weight of every enrolled client; they sum to one."""
+        prob = {"fedipw": self.fitted_enrollment, "oracle": self.true_enrollment}.get(weighting)
+        raw = {i: 1.0 if prob is None else 1.0 / float(prob[i]) for i in self.enrolled}
+        total = sum(raw.values())
+        return {i: raw[i] / total for i in self.enrolled}
+
+    def weights(self, weighting: str, r: int) -> dict[int, float]:
+        """Return the weights of a round's replies: a plain mean, or the oracle's."""
+        replies = self.rounds[r]
+        if weighting == "":
+            return {i: 1.0 / len(replies) for i in replies}
+        assert weighting == "oracle"
+        N, prob = self.population.size, self.reply_prob[r]
+        return {i: 1.0 / (N * self.true_enrollment[i] * prob[i]) for i in replies}
+
+
+def start(world: World) -> Vector:
+    return np.zeros(world.clients.n_parameters)
+
+
+def fedprox(world: World, weighting: str) -> Vector:
+    theta, mu = start(world), world.scenario.rules.fedprox.mu
+    for r in range(len(world.rounds)):
+        w = world.weights(weighting, r)
+        theta = theta + sum((w[i] * world.update(i, theta, mu=mu) for i in w), start(world))
+    return theta
+
+
+def fednova(world: World, weighting: str) -> Vector:
+    theta = start(world)
+    for r in range(len(world.rounds)):
+        w = world.weights(weighting, r)
+        effective = sum(w[i] * world.K[i] for i in w) / sum(w.values())
+        mean = sum((w[i] * world.update(i, theta) / world.K[i] for i in w), start(world))
+        theta = theta + effective * mean
+    return theta
+
+
+def scaffold(world: World, weighting: str) -> Vector:
+    theta, omega = start(world), world.omega(weighting)
+    c, own = start(world), {i: start(world) for i in world.enrolled}
+    for replies in world.rounds:
+        change, move = start(world), start(world)
+        for i in replies:
+            delta = world.update(i, theta, shift=c - own[i])
+            following = own[i] - c + (theta - (theta + delta)) / (world.K[i] * world.eta)
+            change = change + omega[i] * (following - own[i])
+            move = move + delta / len(replies)
+            own[i] = following
+        theta, c = theta + move, c + change
+    return theta
+
+
+def mifa(world: World, weighting: str) -> Vector:
+    theta, omega = start(world), world.omega(weighting)
+    latest = {i: start(world) for i in world.enrolled}
+    wait, seen = world.scenario.rules.mifa.wait, set()
+    for r, replies in enumerate(world.rounds):
+        for i in replies:
+            latest[i] = world.update(i, theta)
+            seen.add(i)
+        if wait is None or len(seen) == len(world.enrolled) or r + 1 >= wait:
+            theta = theta + sum((omega[i] * latest[i] for i in world.enrolled), start(world))
+    return theta
+
+
+def fedvarp(world: World, weighting: str) -> Vector:
+    theta, omega = start(world), world.omega(weighting)
+    latest = {i: start(world) for i in world.enrolled}
+    for r, replies in enumerate(world.rounds):
+        prob = world.reply_prob[r]
+        move = sum((omega[i] * latest[i] for i in world.enrolled), start(world))
+        for i in replies:
+            share = omega[i] / prob[i] if weighting else 1.0 / len(replies)
+            delta = world.update(i, theta)
+            move = move + share * (delta - latest[i])
+            latest[i] = delta
+        theta = theta + move
+    return theta
+
+
+def fedau(world: World, weighting: str) -> Vector:
+    theta, cutoff = start(world), world.scenario.rules.fedau.cutoff
+    gaps: dict[int, list[int]] = {i: [] for i in world.enrolled}
+    since = dict.fromkeys(world.enrolled, 0)
+    for replies in world.rounds:
+        move = start(world)
+        for i in replies:
+            gap = np.mean(gaps[i]) if gaps[i] else 1.0
+            size = len(world.enrolled)
+            if weighting == "fedipw":
+                size = world.population.size * world.fitted_enrollment[i]
+            move = move + gap / size * world.update(i, theta)
+        theta = theta + move
+        for i in world.enrolled:
+            since[i] += 1
+            if i in replies or since[i] == cutoff:
+                gaps[i].append(since[i])
+                since[i] = 0
+    return theta
+
+
+def amplified(world: World, weighting: str) -> Vector:
+    theta = before = start(world)
+    rule = world.scenario.rules.amplified
+    for r in range(len(world.rounds)):
+        theta = theta + _sum(world, weighting, r, theta)
+        if (r + 1) % rule.every == 0:
+            theta = theta + (rule.factor - 1.0) * (theta - before)
+            before = theta
+    return theta
+
+
+def fedavgm(world: World, weighting: str) -> Vector:
+    theta, m, rule = start(world), start(world), world.scenario.rules.fedavgm
+    for r in range(len(world.rounds)):
+        m = rule.beta * m + _sum(world, weighting, r, theta)
+        theta = theta + rule.size * m
+    return theta
+
+
+def fedadam(world: World, weighting: str) -> Vector:
+    theta, m, v = start(world), start(world), start(world)
+    rule = world.scenario.rules.fedadam
+    for r in range(len(world.rounds)):
+        g = _sum(world, weighting, r, theta)
+        m = rule.beta_1 * m + (1 - rule.beta_1) * g
+        v = rule.beta_2 * v + (1 - rule.beta_2) * g * g
+        size = rule.size * np.sqrt(1 - rule.beta_2 ** (r + 2)) / (1 - rule.beta_1 ** (r + 2))
+        theta = theta + size * m / (np.sqrt(v) + rule.tau)
+    return theta
+
+
+def fedyogi(world: World, weighting: str) -> Vector:
+    theta, m, v = start(world), start(world), start(world)
+    rule = world.scenario.rules.fedyogi
+    for r in range(len(world.rounds)):
+        g = _sum(world, weighting, r, theta)
+        m = rule.beta_1 * m + (1 - rule.beta_1) * g
+        v = v - (1 - rule.beta_2) * g * g * np.sign(v - g * g)
+        theta = theta + rule.size * m / (np.sqrt(v) + rule.tau)
+    return theta
+
+
+def _sum(world: World, weighting: str, r: int, theta: Vector) -> Vector:
+    w = world.weights(weighting, r)
+    return sum((w[i] * world.update(i, theta) for i in w), start(world))
+
+
+PLAIN = {
+    "fedprox": fedprox,
+    "fednova": fednova,
+    "fedau": fedau,
+    "scaffold": scaffold,
+    "mifa": mifa,
+    "fedvarp": fedvarp,
+    "amplified": amplified,
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+}

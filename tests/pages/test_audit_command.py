@@ -1,0 +1,193 @@
+"""Pages that the command itself makes from files, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from cli import command
+from fedipw.audit.compare_tables import paired_rates
+from fedipw.audit.pages import embedded_audit
+from fedipw.tables import Ledger
+
+from .browser import Scheme, all_open, artifacts, asked, chromium, opened, resized
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+REGIONS, SYSTEMS = ("north", "south", "coast", "islands"), ("android", "ios", "web")
+
+
+def put(where: Path, seed: int, strength: float, rounds: int) -> None:
+    """Write 2,000 clients, hourly rounds and a loss; the older the client, the rarer."""
+    rng, size = np.random.default_rng(seed), 2_000
+    age, memory = rng.normal(45.0, 15.0, size), rng.choice([2.0, 4.0, 8.0, 16.0], size)
+    os, region = rng.choice(SYSTEMS, size, p=[0.5, 0.35, 0.15]), rng.choice(REGIONS, size)
+    old = (age - 45.0) / 15.0
+    odds = -0.2 - strength * old + 0.5 * (os == "ios") + 0.05 * memory
+    table = {"unit_id": [f"zq-{k}" for k in range(size)], "age": age, "os": os, "region": region}
+    inside = rng.random(size) < 1.0 / (1.0 + np.exp(-odds))
+    people = pl.DataFrame({**table, "memory_gb": memory, "enrolled": inside})
+    people.write_parquet(where / "people.parquet")
+    ids, old, n = people.filter("enrolled")["unit_id"], old[inside], int(inside.sum())
+    ledger, losses = Ledger(where / "rounds"), []
+    for k in range(1, rounds + 1):
+        opened_at = datetime(2026, 3, 1) + timedelta(hours=k - 1)
+        battery, net = rng.uniform(size=n), rng.choice(["wifi", "4g"], n)
+        night = np.cos((k - 4) / 24 * 2 * np.pi)
+        odds = -1.5 + 0.8 * night + battery + 0.5 * (net == "wifi") - 0.3 * old
+        replied = rng.random(n) < 1.0 / (1.0 + np.exp(-odds))
+        columns = {"unit_id": ids, "invited": np.ones(n, dtype=bool), "replied": replied}
+        more = {"opened_at": [opened_at] * n, "battery": battery, "net": net}
+        ledger.append(k, pl.DataFrame({**columns, **more}))
+        loss = 0.6 + 0.1 * old[replied] + 0.1 * rng.normal(size=replied.sum())
+        told = {"round": np.full(replied.sum(), k), "value": loss}
+        losses.append(pl.DataFrame({"unit_id": ids.filter(pl.Series(replied)), **told}))
+    pl.concat(losses).write_parquet(where / "loss.parquet")
+
+
+def fedipw(*arguments: object) -> None:
+    code, _, err = command.fedipw(*arguments)
+    assert code == 0, err
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("command")
+    for name, seed, strength, rounds in (("before", 1, 0.9, 48), ("after", 2, 0.3, 24)):
+        where = base / name
+        where.mkdir()
+        put(where, seed, strength, rounds)
+        fedipw(
+            "audit", "--population", where / "people.parquet", "--rounds", where / "rounds",
+            "--metrics", where / "loss.parquet", "--metric-name", "loss", "--by", "os",
+            "--title", f"Keyboard model, {name}", "--out", base / f"{name}.html",
+        )  # fmt: skip
+    both = (base / "before.html", base / "after.html")
+    fedipw("audit", "--compare", *both, "--out", base / "compare.html")
+    return {name: base / f"{name}.html" for name in ("before", "after", "compare")}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+def drawn(page: Page) -> dict[str, int]:
+    """Return how many marks each plot has."""
+    found: dict[str, int] = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll("figure.plot")].map((f) =>
+          [f.id.slice(5), f.querySelectorAll(".canvas .mark, .canvas .line").length]))"""
+    )
+    return found
+
+
+def plots_of(audit: dict[str, Any]) -> set[str]:
+    """Return the plots that a full audit must have."""
+    numbered = {
+        "weight": audit["weights"],
+        "overlap": audit["stages"],
+        "reliability": audit["stages"],
+        "rates": audit["rates"],
+        "heat": audit["heat"],
+    }
+    some = {f"{kind}-{k}" for kind, parts in numbered.items() for k in range(len(parts))}
+    return some | {f"{kind}-0" for kind in ("love", "rounds", "everyone", "groups", "sensitivity")}
+
+
+@pytest.mark.parametrize("name", ["before", "compare"])
+def test_a_page_of_the_command_can_be_read_on_desk_and_phone_by_day_and_night(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    with opened(browser, pages[name]) as page:  # fails on any complaint of the console
+        for width in (1280, 390):
+            resized(page, width)
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                if (width > 390) == (scheme == "light"):  # pictures of the desk by day, ...
+                    shot = artifacts(tmp_path) / f"command-{name}-{width}-{scheme}.png"
+                    page.screenshot(path=str(shot), full_page=True)
+                    assert shot.stat().st_size > 20_000
+                all_open(page, True)
+                assert asked(page, "lowContrast(4.5)")["poor"] == []
+                wide = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+                assert wide[0] <= wide[1]
+                all_open(page, False)
+            assert asked(page, "clashes()") == []
+            assert asked(page, "smallTexts(11)") == []
+            assert all(marks > 0 for marks in drawn(page).values())
+
+
+def test_a_page_of_the_command_has_every_plot_and_its_verdict(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    text = pages["before"].read_text()
+    audit = embedded_audit(text)
+    assert "zq-" not in text
+    assert len(audit["heat"]) == 3
+    assert audit["heat"][0]["hours"] == list(range(24))
+    with opened(browser, pages["before"]) as page:
+        assert {*drawn(page)} == plots_of(audit)
+        assert page.locator(".headline").text_content() == audit["verdict"]["headline"]
+        assert page.locator("article.finding").count() == 5
+        told = page.locator("#metric").inner_text()
+        assert "loss" in told
+        page.locator("#metric summary").first.click()
+        for system in SYSTEMS:
+            assert f"os = {system}" in page.locator("#metric").inner_text()
+
+
+def test_a_comparison_shows_that_enrollment_came_nearer_to_the_population(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    first, second = (embedded_audit(pages[name].read_text()) for name in ("before", "after"))
+    smds = [
+        next(x for x in audit["balance"]["lines"] if x["name"] == "age")["groups"]["enrolled"][
+            "smd"
+        ]
+        for audit in (first, second)
+    ]
+    assert smds[0] < smds[1] < 0.0
+    with opened(browser, pages["compare"]) as page:
+        ages = page.locator("#replies figure", has_text="Reply rate by age")
+        assert ages.locator(".canvas .mark").count() == 10  # fifths of each audit, in five rows
+        assert ages.locator("text.name").count() == 5
+        all_open(page)
+        body = page.locator("body").inner_text()
+        for smd in smds:
+            assert f"{abs(smd):.3f}" in body
+        for audit in (first, second):
+            assert audit["verdict"]["headline"] in body
+            assert audit["rates"][0]["lines"][0]["level"] in body
+
+
+def rates(column: str, *levels: str, hidden: int = 0) -> dict[str, Any]:
+    lines = [{"level": level, "rate": 0.1} for level in levels]
+    return {"rates": [{"column": column, "lines": lines, "hidden": hidden}]}
+
+
+def test_levels_are_paired_by_name_and_fifths_in_their_order() -> None:
+    old, new = rates("os", "ios", "web"), rates("os", "android", "ios")
+    names = [("android", None, "android"), ("ios", "ios", "ios"), ("web", "web", None)]
+    assert paired_rates(old, new) == {"os": names}
+    cut = rates("age", "up to 20", "20 to 1e+03", "above 1e+03", "(missing)")
+    again = rates("age", "up to 20", "20 to 35.5", "above 35.5")
+    assert paired_rates(cut, again)["age"] == [
+        ("up to 20", "up to 20", "up to 20"),
+        ("20 to 35.5 (was 20 to 1e+03)", "20 to 1e+03", "20 to 35.5"),
+        ("above 35.5 (was above 1e+03)", "above 1e+03", "above 35.5"),
+        ("(missing)", "(missing)", None),
+    ]
+    some = rates("age", "up to 30", "above 40", hidden=1)  # which fifths are left is not known
+    assert [row[0] for row in paired_rates(some, again)["age"]] == [
+        "up to 20", "20 to 35.5", "above 35.5", "up to 30", "above 40",
+    ]  # fmt: skip
+    assert paired_rates(cut, rates("os", "ios")).keys() == {"os", "age"}

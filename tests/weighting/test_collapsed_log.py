@@ -1,0 +1,155 @@
+"""The collapsed model on tables, and how a log's fits are timed, against plain loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.selection import Formulas, LogSettings, LogWindow, NewtonLogistic
+from fedipw.tables import Ledger, TableFile
+from fedipw.weighting import KnownPopulation, LogPlan, LogRecord, logged_weights, method_named
+
+CLIENTS, ROUNDS = 300, 6
+
+
+class Log:
+    """A population in which nobody of one system is enrolled, and its rounds."""
+
+    def __init__(self, folder: Path, *, silent: tuple[int, ...] = ()) -> None:
+        rng = np.random.default_rng(3)
+        self.z = rng.normal(size=CLIENTS)
+        self.system = rng.choice(["a", "b", "c"], CLIENTS)
+        self.enrolled = (rng.random(CLIENTS) < 1 / (1 + np.exp(-self.z))) & (self.system != "c")
+        self.people = pl.DataFrame(
+            {"unit_id": np.arange(CLIENTS), "enrolled": self.enrolled, "z": self.z,
+             "os": self.system}
+        )  # fmt: skip
+        self.table = folder / "people.parquet"
+        self.people.write_parquet(self.table)
+        n = int(self.enrolled.sum())
+        self.x = rng.normal(size=(ROUNDS, n))
+        self.net = rng.choice(["wifi", "cell", "wifi"], (ROUNDS, n))
+        self.replied = rng.random((ROUNDS, n)) < 1 / (1 + np.exp(0.5 - self.x))
+        self.replied[list(silent)] = False
+        self.ledger = Ledger(folder / "rounds")
+        for r in range(ROUNDS):
+            table = {"unit_id": np.flatnonzero(self.enrolled), "invited": np.ones(n, dtype=bool)}
+            table |= {"replied": self.replied[r], "x": self.x[r], "net": self.net[r]}
+            self.ledger.append(r + 1, pl.DataFrame(table))
+
+    def weights(self, plan: LogPlan) -> tuple[pl.DataFrame, LogRecord]:
+        record = LogRecord()
+        people = KnownPopulation.of(TableFile(self.table), "z")
+        return pl.concat(logged_weights(people, self.ledger, plan, record)), record
+
+    def everyone(self, r: int) -> tuple[FloatArray, BoolArray]:
+        """Return the covariates of all clients in a round, filled, and who replied."""
+        wifi = (self.net[r] == "wifi").astype(float)
+        common = float(wifi.mean() > 0.5)
+        X = np.column_stack([
+            self.z, self.system == "b", self.system == "c", np.full(CLIENTS, self.x[r].mean()),
+            np.full(CLIENTS, common),
+        ]).astype(float)  # fmt: skip
+        X[self.enrolled, 3], X[self.enrolled, 4] = self.x[r], wifi
+        replied = np.zeros(CLIENTS, dtype=bool)
+        replied[self.enrolled] = self.replied[r]
+        return X, replied
+
+
+PLAN = LogPlan(method=method_named("collapsed"), formulas=Formulas(reply="z + os + x + net"))
+
+
+def test_collapsed_weights_are_those_of_one_model_of_everyone(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    pooled = replace(PLAN, settings=LogSettings(window=LogWindow.POOLED, l2=0.5))
+    got, _ = log.weights(pooled)  # the ridge, since nobody of system c ever replies
+    rows = [log.everyone(r) for r in range(ROUNDS)]
+    fit = NewtonLogistic(l2=0.5).fit(
+        np.vstack([X for X, _ in rows]), np.hstack([y for _, y in rows])
+    )
+    for r, (X, replied) in enumerate(rows):
+        prob = fit.predict_proba(X)[replied, 1]
+        mine = got.filter(pl.col("round") == r + 1)
+        assert mine["unit_id"].to_list() == np.flatnonzero(replied).tolist()
+        np.testing.assert_allclose(mine["participation_prob"], prob, rtol=1e-9)
+        np.testing.assert_allclose(mine["weight"], 1 / (CLIENTS * prob), rtol=1e-9)
+        assert (mine["enrollment_prob"] == 1.0).all()
+
+
+def test_a_system_nobody_enrolled_with_separates_the_collapsed_model(tmp_path: Path) -> None:
+    got, record = Log(tmp_path).weights(PLAN)
+    assert "reply rate, the model separates" in record.sources
+    assert got["participation_prob"].null_count() == 0
+
+
+@pytest.mark.parametrize("silent", [(), (4,)])
+def test_a_due_refit_waits_for_the_next_round_with_replies(
+    tmp_path: Path, silent: tuple[int, ...]
+) -> None:
+    log = Log(tmp_path, silent=silent)
+    settings = LogSettings(refit_every=2, per_coefficient=1.0)
+    plan = LogPlan(method=method_named("fedipw"), settings=settings, formulas=Formulas(reply="x"))
+    got, record = log.weights(plan)
+    behind = {2: 1, 3: 2, 4: 2, 5: 4, 6: 5 if silent else 4}  # rounds fitted on
+    for r, past in behind.items():
+        if r - 1 in silent:
+            continue
+        x, y = log.x[:past].reshape(-1, 1), log.replied[:past].ravel()
+        prob = NewtonLogistic().fit(x, y).predict_proba(log.x[r - 1][:, None])[:, 1]
+        mine = got.filter(pl.col("round") == r)["participation_prob"]
+        np.testing.assert_allclose(mine, prob[log.replied[r - 1]], rtol=1e-9)
+    assert record.skipped == ({5: "nobody replied"} if silent else {})
+
+
+def test_late_refits_cost_two_passes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    n, ledger = 4_000, Ledger(tmp_path / "rounds")
+    z = rng.normal(size=2 * n)
+    enrolled = rng.random(2 * n) < 0.5
+    people = pl.DataFrame({"unit_id": np.arange(2 * n), "enrolled": enrolled, "z": z})
+    people.write_parquet(tmp_path / "people.parquet")
+    ids = np.flatnonzero(enrolled)
+    for index in range(1, 41):
+        x = rng.normal(size=len(ids))
+        replied = rng.random(len(ids)) < 1 / (1 + np.exp(1.0 - x - 0.5 * z[ids]))
+        table = {"unit_id": ids, "invited": replied, "replied": replied, "x": x}
+        ledger.append(index, pl.DataFrame(table))
+    passes = []
+    for last in (20, 40):
+        few = Ledger(tmp_path / f"first-{last}")
+        for index in range(1, last + 1):
+            few.append(index, ledger.read(index))
+        record, known = LogRecord(), TableFile(tmp_path / "people.parquet")
+        plan = LogPlan(method=method_named("fedipw"), settings=LogSettings(refit_every=5))
+        for _ in logged_weights(KnownPopulation.of(known), few, plan, record):
+            pass
+        passes.append((record.refits, record.passes))
+    (refits, before), (more, after) = passes
+    assert more - refits == 4  # before rounds 21, 26, 31 and 36
+    assert after - before <= 2 * (more - refits)
+
+
+def test_few_enrolled_at_first_give_a_constant_rate(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    start = np.where(np.arange(CLIENTS) % 9 == 0, 1, 3)
+    log.people.with_columns(enrolled_from=pl.Series(start)).write_parquet(log.table)
+    folder, ids = tmp_path / "joined", np.flatnonzero(log.enrolled)
+    ledger = Ledger(folder)
+    for index in range(1, ROUNDS + 1):
+        here = start[ids] <= index
+        ledger.append(index, log.ledger.read(index).filter(pl.Series(here)))
+    log.ledger = ledger
+    got, record = log.weights(replace(PLAN, method=method_named("fedipw")))
+    early = got.filter(pl.col("round") <= 2)["enrollment_prob"].unique()
+    first = int((start[ids] == 1).sum())
+    np.testing.assert_allclose(early, [first / CLIENTS], rtol=1e-12)
+    assert any("constant enrollment rate" in note for note in record.notes)
+    fit = NewtonLogistic().fit(log.z[:, None], log.enrolled)
+    later = got.filter(pl.col("round") > 2)
+    expected = fit.predict_proba(log.z[later["unit_id"].to_numpy()][:, None])[:, 1]
+    np.testing.assert_allclose(later["enrollment_prob"], expected, rtol=1e-9)

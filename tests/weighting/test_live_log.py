@@ -1,0 +1,195 @@
+"""Rounds as they happen: the weights a ledger gives later, kills and resumes, bad rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.special import expit
+
+from fedipw.errors import InputError
+from fedipw.numerics.types import BoolArray
+from fedipw.selection import Formulas, LogSettings, LogWindow
+from fedipw.tables import Ledger, TableFile
+from fedipw.tables.design import Missing
+from fedipw.tables.targets import Targets
+from fedipw.weighting import method_named
+from fedipw.weighting.live import LiveLog
+from fedipw.weighting.logrun import LogPlan, LogRecord, logged_weights
+from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.weighting.rounds import RoundWeights
+
+
+@dataclass
+class World:
+    """A population on disk, and rounds drawn for it."""
+
+    folder: Path
+    people: KnownPopulation
+    rounds: list[tuple[pl.DataFrame, BoolArray]]
+
+    def ledger(self, name: str = "rounds") -> Ledger:
+        return Ledger(self.folder / name)
+
+
+def world(folder: Path, *, seed: int = 0, rounds: int = 8, steps: int = 1) -> World:
+    """Network 3g occurs from round 4 on; in round 6 nobody replies."""
+    rng, size = np.random.default_rng(seed), 400
+    age, system = rng.normal(size=size), rng.choice(["ios", "web"], size)
+    enrolled = rng.random(size) < expit(0.7 * age + 0.5 * (system == "ios"))
+    frame = pl.DataFrame({"unit_id": range(size), "age": age, "os": system, "enrolled": enrolled})
+    frame.write_parquet(folder / "people.parquet")
+    ids, drawn = np.flatnonzero(enrolled), []
+    for index in range(1, rounds + 1):
+        kinds = ["4g", "wifi"] if index < 4 else ["3g", "4g", "wifi"]
+        network, battery = rng.choice(kinds, len(ids)), rng.random(len(ids))
+        available = rng.random(len(ids)) < expit(0.5 + 0.5 * age[ids])
+        odds = -0.5 + 0.6 * age[ids] + battery + 0.5 * (network == "wifi")
+        invited = available & (rng.random(len(ids)) < 0.7) if steps == 3 else available | True
+        replied = invited & (rng.random(len(ids)) < expit(odds)) & (index != 6)
+        table = {"unit_id": ids, "invited": invited, "network": network, "battery": battery}
+        if steps == 3:
+            table |= {"available": available, "invite_prob": np.full(len(ids), 0.7)}
+        drawn.append((pl.DataFrame(table), replied))
+    return World(folder, KnownPopulation.of(TableFile(folder / "people.parquet")), drawn)
+
+
+def plan(method: str = "fedipw", missing: Missing = Missing.DROP, **settings: object) -> LogPlan:
+    return LogPlan(
+        method=method_named(method),
+        formulas=Formulas(missing=missing),
+        settings=LogSettings(**settings),  # type: ignore[arg-type]
+    )
+
+
+def lived(live: LiveLog, rounds: list[tuple[pl.DataFrame, BoolArray]]) -> list[RoundWeights | None]:
+    out = []
+    for table, replied in rounds:
+        live.open(table)
+        out.append(live.weights(replied))
+        live.close(replied)
+    return out
+
+
+def offline(given: World, how: LogPlan, ledger: Ledger) -> dict[int, pl.DataFrame]:
+    tables = logged_weights(given.people, ledger, how, LogRecord())
+    return {table["round"][0]: table for table in tables}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("method", ["fedipw", "fedipw-hajek", "participation-only", "greg"])
+def test_live_weights_are_those_of_the_finished_ledger(
+    tmp_path: Path, method: str, steps: int
+) -> None:
+    given = world(tmp_path, steps=steps)
+    how, ledger = plan(method, refit_every=2), given.ledger()
+    found = lived(LiveLog(given.people, ledger, how), given.rounds)
+    later = offline(given, how, ledger)
+    assert set(later) == {k for k, f in enumerate(found, 1) if f is not None}
+    assert 6 not in later  # nobody replied
+    for index, table in later.items():
+        live = found[index - 1]
+        assert live is not None
+        assert live.replies.unit_ids.tolist() == table["unit_id"].to_list()
+        np.testing.assert_allclose(live.weights, table["weight"], rtol=1e-8)
+        np.testing.assert_allclose(
+            live.replies.participation_prob, table["participation_prob"], rtol=1e-8
+        )
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 6, 7])
+def test_a_program_that_was_killed_goes_on_with_the_same_weights(tmp_path: Path, cut: int) -> None:
+    given = world(tmp_path)
+    how = plan(refit_every=3)
+    whole = lived(LiveLog(given.people, given.ledger("whole"), how), given.rounds)
+    first = LiveLog(given.people, given.ledger("cut"), how)
+    lived(first, given.rounds[:cut])
+    first.open(given.rounds[cut][0])  # killed while a round is open
+    again = LiveLog(given.people, given.ledger("cut"), how)
+    assert again.rounds == cut
+    for new, old in zip(lived(again, given.rounds[cut:]), whole[cut:], strict=True):
+        assert (new is None) == (old is None)
+        if new is not None and old is not None:
+            np.testing.assert_allclose(new.weights, old.weights, rtol=1e-10)
+    for index in given.ledger("whole").rounds:
+        same = given.ledger("cut").read(index).equals(given.ledger("whole").read(index))
+        assert same
+    assert again.record.rounds == len(given.rounds)
+
+
+def test_totals_alone_serve_as_well(tmp_path: Path) -> None:
+    given = world(tmp_path)
+    table = TableFile(tmp_path / "people.parquet")
+    people = KnownTotals.of(table, Targets.of({"age": 0.0, "os[ios]": 0.5}))
+    how = plan("calibrated-entropy")
+    found = lived(LiveLog(people, given.ledger(), how), given.rounds[:5])
+    later = list(logged_weights(people, given.ledger(), how, LogRecord()))
+    for live, table_later in zip(found, later, strict=True):
+        assert live is not None
+        np.testing.assert_allclose(live.weights, table_later["weight"], rtol=1e-8)
+
+
+def test_a_round_is_in_the_ledger_when_close_returns(tmp_path: Path) -> None:
+    given = world(tmp_path)
+    live = LiveLog(given.people, given.ledger(), plan())
+    table, replied = given.rounds[0]
+    live.open(table)
+    assert live.rounds == 0
+    live.weights(replied)
+    live.close(replied)
+    assert live.rounds == 1
+    assert given.ledger().read(1)["replied"].to_list() == replied.tolist()
+
+
+def test_rounds_open_and_close_in_turn(tmp_path: Path) -> None:
+    given = world(tmp_path)
+    live = LiveLog(given.people, given.ledger(), plan())
+    table, replied = given.rounds[0]
+    for call in (live.weights, live.close):
+        with pytest.raises(InputError, match="No round is open"):
+            call(replied)
+    live.open(table)
+    with pytest.raises(InputError, match="Round 1 is open"):
+        live.open(table)
+    with pytest.raises(InputError, match="replied"):
+        live.weights(replied[:-1])
+    live.close(replied)
+    assert live.rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.head(5), "have no row"),
+        (lambda t: t.drop("invited"), "no column invited"),
+        (lambda t: t.with_columns(unit_id=pl.col("unit_id") + 10_000), "not enrolled"),
+        (lambda t: pl.concat([t, t.head(1)]), "more than once"),
+        (lambda t: t.with_columns(mood=pl.lit(1.0)), "mood"),
+    ],
+)
+def test_a_round_that_cannot_be_is_refused_and_leaves_nothing(
+    tmp_path: Path, change: object, message: str
+) -> None:
+    given = world(tmp_path)
+    live = LiveLog(given.people, given.ledger(), plan())
+    lived(live, given.rounds[:1])
+    table, replied = given.rounds[1]
+    with pytest.raises(InputError, match=message):
+        live.open(change(table))  # type: ignore[operator]
+    assert live.rounds == 1
+    live.open(table)  # and it goes on
+    assert live.weights(replied) is not None
+
+
+def test_plans_that_need_the_future_are_refused(tmp_path: Path) -> None:
+    given = world(tmp_path)
+    with pytest.raises(InputError, match="yet to come"):
+        LiveLog(given.people, given.ledger(), plan(window=LogWindow.POOLED))
+    with pytest.raises(InputError, match="collapsed"):
+        LiveLog(given.people, given.ledger(), plan("collapsed"))
+    rare = LogPlan(method=method_named("fedipw"), formulas=Formulas(lump_below=0.1))
+    with pytest.raises(InputError, match="Rare levels"):
+        LiveLog(given.people, given.ledger(), rare)
