@@ -10,7 +10,14 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # this is set every process would compile them all again: ten seconds for each of hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit docs kernels bench clean
+# tests of linear algebra and of sums over rows, without those that draw or load for long
+NUMERIC = tests/numerics tests/selection tests/calibration --ignore-glob='*_large.py' \
+  $(addprefix tests/lab/theory/test_,bound.py objective.py sensitivity_floor.py) \
+  $(addprefix tests/evaluation/test_,balance.py evaluate.py jackknife.py means.py two_phase.py) \
+  $(addprefix tests/weighting/test_,calibrated_weights.py functions.py)
+SEED ?= 1729
+
+.PHONY: demo test lint types unit portable docs kernels bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedipw reproduce --out demo
@@ -21,6 +28,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(MAKE) --jobs 4 lint types docs kernels  # one core each; tests use them all
 	$(MAKE) unit
+	$(MAKE) portable
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("fedipw needs Python 3.11 or newer, not " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -39,6 +47,12 @@ types: $(STAMP)
 unit: export FEDIPW_ARTIFACTS ?= $(CURDIR)/artifacts
 unit: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# Another processor adds in another order: the numbers once more, with the linear algebra of an old
+# one (no AVX, no fused multiply-add) and other examples.
+portable: export OPENBLAS_CORETYPE = Prescott
+portable: $(STAMP)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --hypothesis-seed $(SEED) $(NUMERIC)
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

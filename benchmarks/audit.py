@@ -30,7 +30,7 @@ RESULT = Path(__file__).parent / "results" / "audit.json"
 TABLE = Path(__file__).parents[1] / "docs" / "_static" / "audit-benchmark.md"
 SECONDS, GIGABYTES = 180.0, 3.0  # what an audit may take
 METRICS = "metrics.parquet"
-FITS = {
+FITS: dict[str, tuple[str, ...]] = {
     "past fit": ("--participation-fit", "past"),
     "pooled fit": ("--participation-fit", "pooled"),
 }

@@ -24,13 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from fedipw.evaluation import (
-    Estimator,
+from fedipw.evaluation.estimators import (
     GregMean,
     Group,
     HajekMean,
     HorvitzThompsonMean,
-    fitted_two_phase,
+    MeanEstimator,
     population_means,
 )
 from fedipw.lab.files import environment
@@ -43,6 +42,7 @@ from fedipw.lab.mechanisms import (
 )
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import FederatedLogistic, target_weights
+from fedipw.lab.two_phase import fitted_two_phase
 
 RESULT = Path(__file__).parent / "results" / "coverage.json"
 TABLE = Path(__file__).parents[1] / "docs" / "_static" / "coverage.md"
@@ -97,7 +97,7 @@ def _intervals(
     sample: Any, values: np.ndarray, Z: np.ndarray, enrolled: np.ndarray, truth: float
 ) -> dict[str, tuple[float, float]]:
     greg = GregMean(Z[enrolled], Z.mean(axis=0))
-    estimators: list[Estimator] = [HajekMean(), greg, HorvitzThompsonMean()]
+    estimators: list[MeanEstimator] = [HajekMean(), greg, HorvitzThompsonMean()]
     found = population_means(sample, values, estimators, [Group(size=len(Z))])
     ends = {f.estimator: (f.low - truth, f.high - truth) for f in found}
     hajek = found[0]

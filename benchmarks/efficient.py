@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedipw.audit.style import new_figure, styled
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import (
@@ -33,14 +32,14 @@ from fedipw.lab.mechanisms import (
 )
 from fedipw.lab.mechanisms.base import score_of
 from fedipw.lab.scenario import Scenario
-from fedipw.lab.streams import Streams
-from fedipw.lab.testbed import Testbed
+from fedipw.lab.style import new_figure, styled
+from fedipw.lab.testbed import Streams, Testbed
 from fedipw.lab.theory import FederatedLogistic, efficiency_bound, redrawn_variance, target_weights
 from fedipw.numerics.threads import limit_threads
-from fedipw.selection import enrollment_fit
-from fedipw.tables import Population
-from fedipw.tables.terms import term_of
-from fedipw.weighting import Balance
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import TableEnrollment
+from fedipw.tables.population import Population
+from fedipw.weighting.balance import Balance
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
@@ -111,28 +110,31 @@ def limits(seed: int, variant: Variant) -> dict[str, float]:
     target = FederatedLogistic(drawn.clients, L2, target_weights(drawn.clients))
     best = target.minimum()
     inside = population.enrolled
-    columns = population.covariates
-    plain = Balance.of(population, [term_of(c, population.frame.schema) for c in columns])
-    rich = Balance.rich(population, columns)
+    stage = TableEnrollment(population, ".", settings=TableSettings())
+    enrolled = np.ones(population.enrolled_size, dtype=np.bool_)
+    fitted = stage.fitted(enrolled, required=True).prob
 
     def excess(weights: FloatArray) -> float:
-        objective = FederatedLogistic(drawn.clients, L2, np.where(inside, weights, 0.0))
+        everyone = np.zeros(len(inside))
+        everyone[inside] = weights
+        objective = FederatedLogistic(drawn.clients, L2, everyone)
         return float(target.losses(objective.minimum(best.point).point)[0] - best.value)
 
-    def calibrated(balance: Balance, distance: Distance | InverseLogit) -> float:
+    def calibrated(kind: str, distance: Distance | InverseLogit) -> float:
+        balance = Balance.of(stage.balance(kind, enrolled), enrolled, population.listed)
         return excess(balance.enrollment_weights(distance))
 
     variance = redrawn_variance(
         variant.testbed, population.matrix(), best.point, L2, np.random.default_rng([seed, 1])
     )
     return {
-        "oracle": excess(1.0 / prob),
-        "fedipw": excess(1.0 / enrollment_fit(population).prob),
-        "entropy": calibrated(plain, Entropy()),
-        "inverse-logit": calibrated(plain, InverseLogit()),
-        "rich entropy": calibrated(rich, Entropy()),
-        "rich linear": calibrated(rich, Linear()),
-        "efficient": calibrated(rich, InverseLogit()),
+        "oracle": excess(1.0 / prob[inside]),
+        "fedipw": excess(1.0 / fitted),
+        "entropy": calibrated("main", Entropy()),
+        "inverse-logit": calibrated("main", InverseLogit()),
+        "rich entropy": calibrated("rich", Entropy()),
+        "rich linear": calibrated("rich", Linear()),
+        "efficient": calibrated("rich", InverseLogit()),
         "bound": efficiency_bound(target, prob, variance),
     }
 

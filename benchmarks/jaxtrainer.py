@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedipw.lab.arrayclients import ArrayClients
+from fedipw.lab.clients import ArrayClients
 from fedipw.lab.engine import LocalWork, RoundWork
-from fedipw.lab.engine.jaxrounds import Loss
-from fedipw.lab.engine.jaxtrainer import JaxTrainer
+from fedipw.lab.engine.jaxtrainer import JaxTrainer, Loss
 from fedipw.lab.files import environment
 
 HERE = Path(__file__).parent

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from fedipw.lab.figure1 import NOISE, NOISY_METHODS, noisy_limits
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import LogisticEnrollment
-from fedipw.lab.moment_noise import NOISE, NOISY_METHODS, noisy_limits
 from fedipw.lab.scenario import Scenario
 from fedipw.numerics.threads import limit_threads
 

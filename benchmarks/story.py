@@ -20,11 +20,10 @@ from fedipw.lab.engine import tail_length
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import DailyParticipation, LogisticEnrollment, enrollment_draw
 from fedipw.lab.scenario import PropensitySettings, Scenario
-from fedipw.lab.streams import Streams
-from fedipw.lab.testbed import Testbed
+from fedipw.lab.testbed import Streams, Testbed
 from fedipw.lab.theory import FederatedLogistic, error_parts, lottery_term, target_weights
 from fedipw.numerics.threads import limit_threads
-from fedipw.selection import enrollment_fit
+from fedipw.selection.coded import table_model
 
 RESULT = Path(__file__).parent / "results" / "story.json"
 SEEDS, DRAWS = 20, 200
@@ -67,7 +66,8 @@ def lottery_of(task: tuple[float, int]) -> dict[str, float]:
     drawn = Testbed().draw(streams.population)
     prob = LogisticEnrollment(strength=strength)(drawn.population)
     enrolled = enrollment_draw(prob, streams.enrollment)
-    fitted = enrollment_fit(drawn.population.with_enrolled(enrolled)).prob
+    population = drawn.population.with_enrolled(enrolled)
+    fitted = table_model(population.clients).prob(population.frame)[0]
     target = FederatedLogistic(drawn.clients, BASE.training.l2, target_weights(drawn.clients))
     best = target.minimum()
 

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedipw.audit.style import look_of
+from fedipw.lab.comparison import StudyTables
 from fedipw.lab.files import environment
-from fedipw.lab.study import StudyTables, run_study
-from fedipw.lab.studyfile import Study, study_from
+from fedipw.lab.study import run_study
+from fedipw.lab.study_file import Study, study_from
+from fedipw.lab.style import look_of
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("baselines", "breaks", "real")

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fedipw.lab.files import environment
-from fedipw.lab.study import run_study
-from fedipw.lab.studyfile import study_from
-from fedipw.lab.studyparts import jobs_of
+from fedipw.lab.study import jobs_of, run_study
+from fedipw.lab.study_file import study_from
 
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "examples" / "studies" / "testbed.toml"

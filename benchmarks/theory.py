@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedipw.audit.style import new_figure, styled
 from fedipw.lab.files import environment
+from fedipw.lab.style import new_figure, styled
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import (
     CurvedPair,

@@ -20,8 +20,13 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.calibration import Entropy, calibrated
 from fedipw.lab.mechanisms.base import solved_intercept
-from fedipw.selection import Isotonic, NewtonLogistic, Platt, client_folds, cross_fit
-from fedipw.weighting import effective_sample_size, hajek_weights, horvitz_thompson_weights
+from fedipw.selection.classifiers import Isotonic, Platt, client_folds, cross_fit
+from fedipw.selection.logistic import NewtonLogistic
+from fedipw.weighting.functions import (
+    effective_sample_size,
+    hajek_weights,
+    horvitz_thompson_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,15 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fedipw.lab.arrayclients import ArrayClients
+from fedipw.lab.clients import ArrayClients
 from fedipw.lab.engine import Federation, LocalWork, Simulation, Training
 from fedipw.lab.engine.jaxtrainer import JaxTrainer
 from fedipw.lab.mechanisms import LogisticEnrollment, MarkovAvailability, enrollment_draw
-from fedipw.lab.streams import Streams
-from fedipw.selection import ParticipationModel, enrollment_fit
-from fedipw.tables import Population
-from fedipw.weighting import FedAvg, Hajek, HorvitzThompson, ParticipationOnly, TwoStage, Weigher
-from fedipw.weighting.sources import Units
+from fedipw.lab.scenario import Scenario
+from fedipw.lab.testbed import Streams
+from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
@@ -95,21 +93,6 @@ def clients(size: int, rng: np.random.Generator) -> tuple[Population, ArrayClien
     return table, ArrayClients(features=x, labels=labels, offsets=offsets)
 
 
-def weigher(population: Population, data: ArrayClients, columns: tuple[str, ...]) -> Weigher:
-    """Return the weights of all methods, by fitted probabilities of both stages."""
-    units = Units(
-        unit_ids=population.unit_ids,
-        sample_counts=data.counts,
-        enrolled=population.enrolled,
-        enrollment_prob=enrollment_fit(population).prob,
-        static=population.matrix(),
-    )
-    model = ParticipationModel(units.static[units.enrolled], population.covariates, columns)
-    both = HorvitzThompson(population.size)
-    schemes = (FedAvg(), ParticipationOnly(population.enrolled_size), both, Hajek(both))
-    return Weigher(TwoStage(units, model), dict(zip(METHODS, schemes, strict=True)))
-
-
 def one_seed(seed: int, *, size: int, rounds: int) -> dict[str, tuple[float, float]]:
     """Return mean loss and accuracy over all clients, by method."""
     streams = Streams.of(seed)
@@ -117,10 +100,11 @@ def one_seed(seed: int, *, size: int, rounds: int) -> dict[str, tuple[float, flo
     enrolled = enrollment_draw(ENROLLMENT(table), streams.enrollment)
     population = table.with_enrolled(enrolled)
     process = PARTICIPATION.start(population, data, streams.participation)
+    federation = Federation(population=population, clients=data, participation=process)
     trainer = JaxTrainer(cross_entropy, start(streams.population), data, WORK)
     run = Simulation(
-        Federation(population=population, clients=data, participation=process),
-        [weigher(population, data, process.columns)],
+        federation,
+        Scenario(methods=METHODS).weighers(federation),
         Training(work=WORK),
         streams.training,
         trainer=trainer,

@@ -25,11 +25,11 @@ def _read(path: Path, order: str) -> tuple[Any, Any]:
 
 
 def fedipw(path: Path) -> tuple[float, list[float], dict[str, Any]]:
-    from fedipw.selection import table_model
-    from fedipw.tables import TableFile
+    from fedipw.selection.coded import table_model
+    from fedipw.tables import Table
 
     began = time.perf_counter()
-    fit = table_model(TableFile(path), " + ".join(NAMES)).fit
+    fit = table_model(Table(path), " + ".join(NAMES)).logistic()
     seconds = time.perf_counter() - began
     facts = {"passes": fit.passes, "version": version("fedipw")}
     return seconds, [*fit.coefficients, fit.intercept], facts

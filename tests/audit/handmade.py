@@ -4,24 +4,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedipw.audit.parts import (
+from fedipw.audit.values import (
     Audit,
     AuditSettings,
-    BalanceCell,
-    BalanceLine,
-    BalancePart,
-    EmptyPart,
     Finding,
     Histogram,
     MetricPart,
     OverlapPart,
-    Reliability,
     RoundLine,
     Sizes,
     StagePart,
     WeightPart,
 )
 from fedipw.audit.verdict import verdict
+from fedipw.evaluation.balance import BalanceCell, BalanceLine, BalanceTable
+from fedipw.evaluation.diagnostics import ReliabilityBin
+from fedipw.selection.overlap import Cell
 
 GROUPS = ("enrolled", "participants", "enrolled weighted", "participants weighted")
 NO_BINS = Histogram(edges=(0.0, 1.0), counts={}, log_scale=False)
@@ -42,10 +40,10 @@ def line(name: str, smds: Smds) -> BalanceLine:
     return BalanceLine(name=name, mean=0.0, sd=1.0, groups=cells)
 
 
-def balance(columns: Mapping[str, Smds]) -> BalancePart:
+def balance(columns: Mapping[str, Smds]) -> BalanceTable:
     groups = GROUPS[: max((len(smds) for smds in columns.values()), default=4)]
     lines = tuple(line(name, smds) for name, smds in columns.items())
-    return BalancePart(scale_from="population", groups=groups, lines=lines, hidden=0)
+    return BalanceTable(scale_from="population", groups=groups, lines=lines, hidden=0)
 
 
 def weights(name: str = "replies", **changes: Any) -> WeightPart:
@@ -57,7 +55,7 @@ def weights(name: str = "replies", **changes: Any) -> WeightPart:
 
 
 def stage(name: str, **changes: Any) -> StagePart:
-    curve = Reliability(count=10_000, mean_prob=0.2, rate=0.2, standard_error=0.004)
+    curve = ReliabilityBin(count=10_000, mean_prob=0.2, rate=0.2, standard_error=0.004)
     part = StagePart(
         stage=name, formula=".", rows=10_000, rate=0.2, auc=0.7, expected_error=0.01,
         calibration_ratio=1.0, reliability=(curve,), coefficients=(), left_out=0, prob=NO_BINS,
@@ -86,14 +84,15 @@ def reach(**changes: Any) -> OverlapPart:
     return replace(part, **changes)
 
 
-def empty(name: str, population: int) -> EmptyPart:
-    return EmptyPart(name=name, population=population)
+def empty(name: str, population: int) -> Cell:
+    return Cell(name=name, population=population)
 
 
 def metric(moved: float, error: float, gain: float | None) -> MetricPart:
     return MetricPart(
         name="loss", rounds=20, confidence=0.95, estimates=(), sensitivity=(),
         plain_odds_ratio=None, moved=moved, moved_error=error, hidden=0, gain=gain,
+        sensitivity_reason="",
     )  # fmt: skip
 
 
@@ -104,7 +103,12 @@ SIZES = Sizes(
 FAIR = Audit(
     title="by hand",
     settings=AuditSettings(
-        scheme="fedipw", enrollment=".", participation=".", participation_fit="past"
+        scheme="fedipw",
+        enrollment=".",
+        participation=".",
+        participation_fit="past",
+        threshold=0.01,
+        min_cell=10,
     ),
     sizes=SIZES,
     stages=(stage("enrollment"), stage("participation")),

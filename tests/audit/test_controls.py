@@ -12,15 +12,18 @@ import pytest
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from fedipw.audit import Audit, audit_facts, judged, metric_part
-from fedipw.evaluation import EvaluationPlan, Metrics, logged_two_phase
+from fedipw.audit.gather import audit_facts, metric_part
+from fedipw.audit.values import Audit
+from fedipw.audit.verdict import judged
+from fedipw.evaluation.evaluate import EvaluationPlan
+from fedipw.evaluation.logged import Metrics, logged_two_phase
 from fedipw.lab.clients import ClientData
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import FederatedLogistic, target_weights
-from fedipw.tables import Ledger, TableFile
-from fedipw.weighting import method_named
-from fedipw.weighting.logrun import LogPlan
-from fedipw.weighting.people import KnownPopulation
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.tables import Ledger, Population
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan
 
 from .worlds import Array
 
@@ -60,11 +63,11 @@ class Selection:
 
 def audited(where: Path) -> Audit:
     """Return the audit of what lies in a directory, with its metric and its verdict."""
-    ledger, plan = Ledger(where / "rounds"), LogPlan(method=method_named("fedipw"))
-    people = KnownPopulation.of(TableFile(where / "people.parquet"), later=ledger.covariates)
-    found = audit_facts(people, ledger, plan)
-    logged = logged_two_phase(people, ledger, Metrics.read(where / "loss.parquet"), plan)
-    part = metric_part(logged, people, "fedipw", name="loss", plan=EvaluationPlan(), min_cell=10)
+    ledger, plan = Ledger(where / "rounds"), Plan(method=method_named("fedipw"))
+    stage = enrollment_stage(Population(where / "people.parquet"), later=ledger.covariates)
+    found = audit_facts(stage, ledger, plan)
+    logged = logged_two_phase(stage, ledger, Metrics.read(where / "loss.parquet"), plan)
+    part = metric_part(logged, stage, "fedipw", name="loss", plan=EvaluationPlan(), min_cell=10)
     return judged(replace(found, metric=part))
 
 

@@ -1,5 +1,6 @@
 """Every number of a gathered audit against plain polars, numpy and scikit-learn."""
 
+import json
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -167,16 +168,11 @@ def test_rates_and_heat_maps_are_plain_counts(clock: bool, tmp_path: Path) -> No
     assert list(parts) == ["z1", "os", "flat", "rooms", "x", "net"]
     cuts = {}
     sample = pl.concat([given.rounds[k] for k in np.linspace(0, 11, 8).astype(int)])
-    for name, frame in (("z1", given.inside), ("x", sample.drop_nulls("x"))):
-        edges = [
-            float(f"{e:.4g}") for e in np.quantile(frame[name].to_numpy(), [0.2, 0.4, 0.6, 0.8])
-        ]
-        text = [f"{e:g}" for e in edges]
-        labels = [
-            f"up to {text[0]}",
-            *(f"{a} to {b}" for a, b in pairwise(text)),
-        ]
-        labels.append(f"above {text[-1]}")
+    for name, frame in (("z1", given.people), ("x", sample.drop_nulls("x"))):
+        cut = [0.2, 0.4, 0.6, 0.8]
+        edges = np.quantile(frame[name].to_numpy(), cut, method="nearest").tolist()
+        text = ["-inf", *(f"{e:.6g}" for e in edges), "inf"]
+        labels = [f"({a}, {b}]" for a, b in pairwise(text)]
         level = pl.lit(labels[-1])
         for limit, label in reversed([*zip(edges, labels, strict=False)]):
             level = pl.when(pl.col(name) <= limit).then(pl.lit(label)).otherwise(level)
@@ -215,6 +211,45 @@ def test_rates_and_heat_maps_are_plain_counts(clock: bool, tmp_path: Path) -> No
     }
     chosen = sorted(spread, key=lambda n: -spread[n])[:3]
     assert {m["column"] for m in found["heat"]} == {*chosen}
+
+
+@pytest.mark.parametrize("known", ["population", "totals"])
+def test_a_number_is_cut_into_the_same_fifths_wherever_the_page_shows_it(
+    known: str, tmp_path: Path
+) -> None:
+    given = world(17, size=900)
+    top = float(given.people["z1"].quantile(0.8) or 0.0)
+    people = given.people.with_columns(enrolled=pl.col("enrolled") & (pl.col("z1") <= top))
+    inside = pl.col("unit_id").is_in(people.filter("enrolled")["unit_id"].implode())
+    given = World(people, tuple(t.filter(inside) for t in given.rounds))
+    given.put(tmp_path)
+    values = given.log.filter("replied").select("unit_id", "round", value="z1")
+    values.write_parquet(tmp_path / "m.parquet")
+    (tmp_path / "targets.csv").write_text("name,value\nz1,-0.3\n")
+    source: dict[str, Path] = {"--population": tmp_path / "people.parquet"}
+    if known == "totals":
+        source = {
+            "--enrolled": tmp_path / "enrolled.parquet",
+            "--targets": tmp_path / "targets.csv",
+        }
+    fedipw(
+        "audit", *(x for pair in source.items() for x in pair), "--rounds", tmp_path / "rounds",
+        "--metrics", tmp_path / "m.parquet", "--by", "z1", "--out", tmp_path / "a.html",
+        "--json", tmp_path / "a.json",
+    )  # fmt: skip
+    found = json.loads((tmp_path / "a.json").read_text())
+    (rates,) = (part for part in found["rates"] if part["column"] == "z1")
+    levels = [f"z1 in {line['level']}" for line in rates["lines"]]
+    groups = [e["group"] for e in found["metric"]["estimates"] if e["estimator"] == "hajek"]
+    assert groups == ["everyone", *levels]
+    replies = {e["group"]: e["replies"] for e in found["metric"]["estimates"]}
+    assert [line["replies"] for line in rates["lines"]] == [replies[level] for level in levels]
+    if known == "totals":
+        assert len(levels) == 5
+        return
+    assert [e["name"] for e in found["overlap"]["empty"]] == [f"z1 in ({top:.6g}, inf]"]
+    assert len(levels) == 4
+    assert levels[-1].endswith(f", {top:.6g}]")
 
 
 def test_without_a_clock_or_two_days_there_is_no_heat_map(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.selection import StageModel
+from fedipw.audit.gather import MetricRequest
+from fedipw.errors import InputError
+from fedipw.evaluation.logged import Metrics
+from fedipw.selection.saved import StageModel
 
 from .reference import (
     check_coefficients,
@@ -188,3 +191,10 @@ def test_saved_models_are_checked_as_they_are(tmp_path: Path) -> None:
     assert found["settings"]["participation_fit"] == "saved"
     for name in ("stages", "rounds", "balance", "weights", "rates"):
         assert found[name] == pooled[name]
+    values = given.log.filter("replied").select("unit_id", "round", value="z1")
+    (tmp_path / "metric").mkdir()
+    with pytest.raises(InputError, match="needs participation fitted on its rounds"):
+        gathered(
+            given, tmp_path / "metric", replace(planned(), models=models),
+            metric=MetricRequest(values=Metrics(values)),
+        )  # fmt: skip

@@ -13,15 +13,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedipw.audit.cells import merged_reliability, shown_histogram, weight_part
 from fedipw.audit.gather import audit_facts
-from fedipw.audit.parts import Audit
-from fedipw.evaluation.diagnostics import ReliabilityBin, weight_diagnostics
-from fedipw.selection import Formulas, LogSettings, LogWindow, TableSettings
-from fedipw.tables import Ledger, TableFile, Targets
-from fedipw.weighting import method_named
-from fedipw.weighting.logrun import LogPlan
-from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.audit.suppression import merged_reliability, shown_histogram, weight_part
+from fedipw.audit.values import Audit
+from fedipw.evaluation.diagnostics import ReliabilityBin
+from fedipw.selection.classifiers import Newton
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.steps import Formulas
+from fedipw.tables import Ledger, Population, Targets
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan
 
 Array = np.ndarray[Any, Any]
 
@@ -64,16 +67,18 @@ def audit_of(
         ledger = Ledger(where / "rounds")
         for k, one in enumerate(rounds, 1):
             ledger.append(k, one)
-        table = TableFile(where / "people.parquet")
         # with a penalty, since levels of one client part the classes
-        plan = LogPlan(
+        plan = Plan(
             method=method_named("fedipw"),
             formulas=Formulas(reply="place + kids + rare + z + carrier"),
-            settings=LogSettings(window=LogWindow(fit), day_length=2.0, l2=1.0),
+            settings=ParticipationSettings(
+                window=Window(fit), day_length=2.0, estimator=Newton(1.0)
+            ),
         )
         formula = "place + kids + rare + z"
-        known = KnownPopulation.of(table, formula, settings=TableSettings(l2=1.0))
-        return audit_facts(known, ledger, plan, min_cell=min_cell)
+        settings = TableSettings(estimator=Newton(1.0))
+        stage = enrollment_stage(Population(where / "people.parquet"), formula, settings=settings)
+        return audit_facts(stage, ledger, plan, min_cell=min_cell)
 
 
 def counts(found: dict[str, Any]) -> Iterator[tuple[str, int]]:
@@ -215,7 +220,7 @@ def test_merged_reliability_keeps_rows_and_means(sizes: list[int], min_cell: int
 
 
 @given(seed=st.integers(0, 99), n=st.integers(1, 200))
-def test_weights_without_negative_ones_are_as_in_the_diagnostics(seed: int, n: int) -> None:
+def test_how_uneven_weights_are_equals_plain_sums(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     weights = rng.lognormal(size=n) * (rng.random(n) < 0.9)
     part = weight_part("replies", weights, min_cell=1)
@@ -223,12 +228,42 @@ def test_weights_without_negative_ones_are_as_in_the_diagnostics(seed: int, n: i
         assert part is None
         return
     assert part is not None
-    wanted = weight_diagnostics(weights)
-    assert (part.count, part.zeros, part.negative) == (n, wanted.zeros, 0)
-    for name in ("effective_sample_size", "design_effect", "largest_share", "top_share"):
-        assert getattr(part, name) == pytest.approx(getattr(wanted, name))
-    np.testing.assert_allclose(list(part.quantiles.values()), wanted.quantiles, rtol=1e-12)
-    assert sum(part.multiples.counts["replies"]) == wanted.counts.sum()
+    total, top = weights.sum(), int(np.ceil(0.01 * n))
+    assert (part.count, part.zeros, part.negative) == (n, (weights == 0.0).sum(), 0)
+    assert part.effective_sample_size == pytest.approx(total**2 / (weights**2).sum())
+    assert part.design_effect == pytest.approx(1.0 + (weights.std() / weights.mean()) ** 2)
+    assert part.largest_share == pytest.approx(weights.max() / total)
+    assert part.top_share == pytest.approx(np.sort(weights)[-top:].sum() / total)
+    points = [float(q) for q in part.quantiles]
+    expected = np.quantile(weights / weights.mean(), points)
+    np.testing.assert_allclose(list(part.quantiles.values()), expected, rtol=1e-12)
+    assert sum(part.multiples.counts["replies"]) == (weights > 0.0).sum()
+
+
+def test_the_effective_size_of_weights_equals_that_of_r() -> None:
+    folder = Path(__file__).parents[1] / "reference"
+    r = json.loads((folder / "ipw200_R.json").read_text())
+    weights = pl.read_csv(folder / "ipw200_fitted_R.csv").filter(pl.col("e") == 1)["w"]
+    part = weight_part("enrolled", weights.to_numpy(), min_cell=1)
+    assert part is not None
+    assert part.effective_sample_size == pytest.approx(r["ess"], rel=1e-10)
+
+
+@given(seed=st.integers(0, 99), power=st.integers(-600, 400))
+def test_a_common_factor_changes_no_weight_diagnostic(seed: int, power: int) -> None:
+    weights = np.random.default_rng(seed).uniform(1e-3, 1e3, 60)
+    one, other = (weight_part("replies", w, min_cell=1) for w in (weights, weights * 2.0**power))
+    assert one == other
+
+
+@given(count=st.integers(1, 500), weight=st.floats(1e-200, 1e200))
+def test_equal_weights_have_design_effect_one(count: int, weight: float) -> None:
+    part = weight_part("replies", np.full(count, weight), min_cell=1)
+    assert part is not None
+    assert part.design_effect == pytest.approx(1.0, rel=1e-12)
+    assert part.top_share == pytest.approx(np.ceil(0.01 * count) / count)
+    np.testing.assert_allclose(list(part.quantiles.values()), 1.0, rtol=1e-12)
+    assert part.multiples.counts["replies"] == (count,)
 
 
 def test_with_totals_levels_of_few_enrolled_clients_are_hidden(tmp_path: Path) -> None:
@@ -238,8 +273,10 @@ def test_with_totals_levels_of_few_enrolled_clients_are_hidden(tmp_path: Path) -
     large = inside.filter(pl.col("count") >= 10)["place"][0]
     small = inside.filter(pl.col("count") < 10)["place"][0]
     targets = Targets.of({"z": 0.0, f"place[{large}]": 0.3, f"place[{small}]": 0.01})
-    known = KnownTotals.of(TableFile(tmp_path / "enrolled.parquet"), targets)
-    found = audit_facts(known, None, LogPlan(method=method_named("calibrated-entropy")))
+    known = Population.from_totals(tmp_path / "enrolled.parquet", targets)
+    found = audit_facts(
+        enrollment_stage(known), None, Plan(method=method_named("calibrated-entropy"))
+    )
     assert found.balance is not None
     assert [line.name for line in found.balance.lines] == ["z", f"place[{large}]"]
     assert found.balance.hidden == 1

@@ -8,19 +8,16 @@ from typing import Any
 import polars as pl
 import pytest
 
-from fedipw.audit import metric_part
-from fedipw.audit.metricpart import ODDS_RATIOS, metric_notes
-from fedipw.audit.parts import MetricPart
+from fedipw.audit.gather import ODDS_RATIOS, metric_notes, metric_part
+from fedipw.audit.values import MetricPart
 from fedipw.audit.verdict import verdict
-from fedipw.evaluation import EvaluationPlan, Metrics, evaluated, logged_two_phase
-from fedipw.evaluation.logged import LoggedSample
-from fedipw.tables import Ledger, TableFile, Targets
-from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
+from fedipw.evaluation.logged import LoggedSample, Metrics, logged_two_phase
+from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
+from fedipw.tables import Ledger, Population
 
 from .handmade import FAIR, WORTH, answer
 from .worlds import World, planned, world
-
-People = KnownPopulation | KnownTotals
 
 
 def reported(given: World, value: pl.Expr) -> pl.DataFrame:
@@ -34,22 +31,23 @@ def sampled(
     metrics: pl.DataFrame,
     targets: dict[str, float] | None = None,
     method: str = "fedipw",
-) -> tuple[LoggedSample, People]:
+) -> tuple[LoggedSample, EnrollmentStage]:
     given.put(where)
     ledger = Ledger(where / "rounds")
-    people: People
-    if targets is None:
-        people = KnownPopulation.of(TableFile(where / "people.parquet"), later=ledger.covariates)
-    else:
-        people = KnownTotals.of(TableFile(where / "enrolled.parquet"), Targets.of(targets))
+    people = Population(where / "people.parquet")
+    if targets is not None:
+        people = Population.from_totals(where / "enrolled.parquet", targets)
+    stage = enrollment_stage(people, later=ledger.covariates)
     metrics.write_parquet(where / "m.parquet")
     values = Metrics.read(where / "m.parquet")
-    return logged_two_phase(people, ledger, values, planned(method)), people
+    return logged_two_phase(stage, ledger, values, planned(method)), stage
 
 
-def part_of(logged: LoggedSample, people: People, *by: str, min_cell: int = 10) -> MetricPart:
+def part_of(
+    logged: LoggedSample, stage: EnrollmentStage, *by: str, min_cell: int = 10
+) -> MetricPart:
     plan = EvaluationPlan(by=by)
-    return metric_part(logged, people, "fedipw", name="loss", plan=plan, min_cell=min_cell)
+    return metric_part(logged, stage, "fedipw", name="loss", plan=plan, min_cell=min_cell)
 
 
 def everyone(part: MetricPart, estimator: str) -> Any:
@@ -59,11 +57,11 @@ def everyone(part: MetricPart, estimator: str) -> Any:
 
 def test_estimates_are_those_of_the_evaluation_and_small_groups_are_counted(tmp_path: Path) -> None:
     given = world(1)
-    logged, people = sampled(given, tmp_path, reported(given, pl.col("z1") + pl.col("rooms")))
-    whole = evaluated(logged, people, "fedipw", EvaluationPlan(by=("os", "rooms", "round")))
+    logged, stage = sampled(given, tmp_path, reported(given, pl.col("z1") + pl.col("rooms")))
+    whole = evaluated(logged, stage, "fedipw", EvaluationPlan(by=("os", "rooms", "round")))
     sizes = {line.group: line.clients for line in whole.estimates}
     limit = sorted(sizes.values())[4]  # some groups are smaller
-    part = part_of(logged, people, "os", "rooms", "round", min_cell=limit)
+    part = part_of(logged, stage, "os", "rooms", "round", min_cell=limit)
     kept = [line for line in whole.estimates if sizes[line.group] >= limit]
     assert len(kept) < len(whole.estimates)
     assert part.hidden == len({g for g, n in sizes.items() if n < limit}) > 0
@@ -80,16 +78,16 @@ def test_estimates_are_those_of_the_evaluation_and_small_groups_are_counted(tmp_
 
 def test_everyone_is_shown_however_few_they_are(tmp_path: Path) -> None:
     given = world(2)
-    logged, people = sampled(given, tmp_path, reported(given, pl.col("z1")))
-    part = part_of(logged, people, "os", min_cell=10_000)
+    logged, stage = sampled(given, tmp_path, reported(given, pl.col("z1")))
+    part = part_of(logged, stage, "os", min_cell=10_000)
     assert {line.group for line in part.estimates} == {"everyone"}
     assert part.hidden == 3
 
 
 def test_weighting_moved_the_plain_mean_to_that_of_hajek(tmp_path: Path) -> None:
     given = world(3)
-    logged, people = sampled(given, tmp_path, reported(given, pl.col("z1")))
-    part = part_of(logged, people)
+    logged, stage = sampled(given, tmp_path, reported(given, pl.col("z1")))
+    part = part_of(logged, stage)
     plain, hajek = everyone(part, "plain"), everyone(part, "hajek")
     assert plain.estimate == pytest.approx(reported(given, pl.col("z1"))["value"].mean(), rel=1e-12)
     assert part.moved == pytest.approx(hajek.estimate - plain.estimate, rel=1e-12)
@@ -103,8 +101,8 @@ def test_bounds_start_at_hajek_widen_and_reach_the_plain_mean_at_the_odds_ratio_
     tmp_path: Path,
 ) -> None:
     given = world(4)
-    logged, people = sampled(given, tmp_path, reported(given, pl.col("z1")))
-    part = part_of(logged, people)
+    logged, stage = sampled(given, tmp_path, reported(given, pl.col("z1")))
+    part = part_of(logged, stage)
     assert tuple(line.odds_ratio for line in part.sensitivity) == ODDS_RATIOS
     first = part.sensitivity[0]
     hajek, plain = everyone(part, "hajek").estimate, everyone(part, "plain").estimate
@@ -116,15 +114,15 @@ def test_bounds_start_at_hajek_widen_and_reach_the_plain_mean_at_the_odds_ratio_
     at = part.plain_odds_ratio
     assert at is not None
     assert at > 1.0
-    there = evaluated(logged, people, "fedipw", EvaluationPlan(odds_ratios=(at,))).sensitivity[0]
+    there = evaluated(logged, stage, "fedipw", EvaluationPlan(odds_ratios=(at,))).sensitivity[0]
     assert there.high == pytest.approx(plain, rel=1e-6)  # the plain mean is too high
     assert part.sensitivity_reason == ""
 
 
 def test_a_metric_that_is_the_same_for_all_is_not_moved(tmp_path: Path) -> None:
     given = world(5)
-    logged, people = sampled(given, tmp_path, reported(given, pl.lit(0.25)))
-    part = part_of(logged, people)
+    logged, stage = sampled(given, tmp_path, reported(given, pl.lit(0.25)))
+    part = part_of(logged, stage)
     assert part.moved == 0.0  # not what rounding leaves
     assert everyone(part, "hajek").estimate == pytest.approx(0.25)
     assert answer(replace(FAIR, metric=part), WORTH).answer == "No"
@@ -136,8 +134,8 @@ def test_one_reply_has_a_mean_and_no_interval_and_no_number_that_is_not_finite(
     given = world(6)
     first = given.rounds[3].filter("replied")["unit_id"][0]
     lone = given.changed(4, replied=pl.col("unit_id") == first)
-    logged, people = sampled(lone, tmp_path, reported(lone, pl.col("z1")).filter(round=4))
-    part = part_of(logged, people)
+    logged, stage = sampled(lone, tmp_path, reported(lone, pl.col("z1")).filter(round=4))
+    part = part_of(logged, stage)
     plain = everyone(part, "plain")
     assert plain.estimate == given.people.filter(unit_id=first)["z1"][0]
     assert plain.standard_error is plain.low is plain.high is None
@@ -150,11 +148,11 @@ def test_one_reply_has_a_mean_and_no_interval_and_no_number_that_is_not_finite(
 
 def test_totals_without_a_size_say_why_there_are_no_bounds(tmp_path: Path) -> None:
     given = world(8)
-    logged, people = sampled(
+    logged, stage = sampled(
         given, tmp_path, reported(given, pl.col("z1")), {"z1": 0.0, "os[ios]": 0.3},
         "calibrated-quadratic",
     )  # fmt: skip
-    part = part_of(logged, people)
+    part = part_of(logged, stage)
     assert part.sensitivity == ()
     assert part.plain_odds_ratio is None
     notes = " ".join(metric_notes(part, 10))

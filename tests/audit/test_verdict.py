@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedipw.audit import Audit, Level
-from fedipw.audit.parts import BalanceCell
+from fedipw.audit.values import Audit, Level
 from fedipw.audit.verdict import break_even, verdict
+from fedipw.evaluation.balance import BalanceCell
 
 from .handmade import (
     BIASED,

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedipw.audit import Audit, judged
-from fedipw.audit.parts import BalanceCell, BalanceLine, BalancePart
 from fedipw.audit.remarks import METRIC_UNUSED
-from fedipw.audit.verdict import verdict
+from fedipw.audit.values import Audit
+from fedipw.audit.verdict import judged, verdict
 from fedipw.evaluation.balance import BalanceTable, weighted_moments
 
 from .handmade import (
@@ -142,15 +141,7 @@ def drawn(rng: np.random.Generator, size: int, enrolled: int) -> Audit:
     names = ("age", "income", "old", "os[a]", "os[b]", "os[c]")
     groups = {"enrolled": weighted_moments(table, inside.astype(float))}
     found = BalanceTable.of(names, weighted_moments(table), groups)
-    lines = tuple(
-        BalanceLine(
-            name=row.name, mean=row.mean, sd=row.sd,
-            groups={c.group: BalanceCell(mean=c.mean, smd=c.smd) for c in row.groups},
-        )
-        for row in found.rows
-    )  # fmt: skip
-    part = BalancePart(scale_from="population", groups=("enrolled",), lines=lines, hidden=0)
-    return sized(replace(FAIR, balance=part), population=float(size), enrolled=enrolled)
+    return sized(replace(FAIR, balance=found), population=float(size), enrolled=enrolled)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import polars as pl
 
 from cli import command
 from fedipw.audit.gather import audit_facts
-from fedipw.selection import Formulas, LogSettings, LogWindow, TableSettings
-from fedipw.tables import Ledger, Missing, TableFile, Targets
-from fedipw.weighting import method_named
-from fedipw.weighting.logrun import LogPlan
-from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.steps import Formulas
+from fedipw.tables import Ledger, Missing, Population
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan
 
 Array = np.ndarray[Any, Any]
 NET = ("wifi", "cell")
@@ -104,18 +106,18 @@ def world(
 
 def planned(
     method: str = "fedipw", *, fit: str = "past", missing: str = "error", **settings: Any
-) -> LogPlan:
-    return LogPlan(
+) -> Plan:
+    return Plan(
         method=method_named(method),
         formulas=Formulas(missing=Missing(missing)),
-        settings=LogSettings(window=LogWindow(fit), **settings),
+        settings=ParticipationSettings(window=Window(fit), **settings),
     )
 
 
 def gathered(
     given: World,
     where: Path,
-    plan: LogPlan,
+    plan: Plan,
     *,
     ledger: bool = True,
     targets: dict[str, float] | None = None,
@@ -125,16 +127,15 @@ def gathered(
     """Return the audit of a world, through JSON without any number that is not finite."""
     given.put(where)
     rounds = Ledger(where / "rounds")
-    if targets is None:
-        people: KnownPopulation | KnownTotals = KnownPopulation.of(
-            TableFile(where / "people.parquet"),
-            settings=TableSettings(missing=plan.formulas.missing),
-            later=rounds.covariates,
-        )
-    else:
-        table = TableFile(where / "enrolled.parquet")
-        people = KnownTotals.of(table, Targets.of(targets), population_size)
-    audit = audit_facts(people, rounds if ledger else None, plan, **options)
+    people = Population(where / "people.parquet")
+    if targets is not None:
+        people = Population.from_totals(where / "enrolled.parquet", targets, population_size)
+    stage = enrollment_stage(
+        people,
+        settings=TableSettings(missing=plan.formulas.missing),
+        later=rounds.covariates,
+    )
+    audit = audit_facts(stage, rounds if ledger else None, plan, **options)
     assert audit.metric is None
     assert audit.verdict is None
     found: dict[str, Any] = json.loads(json.dumps(audit.to_json(), allow_nan=False))

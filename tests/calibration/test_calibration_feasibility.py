@@ -86,7 +86,7 @@ def test_what_is_refused_and_the_least_slack_agree_with_the_full_programme(
         n, q = int(rng.integers(8, 50)), int(rng.integers(1, 4))
         b, base = columns(rng, n, q), rng.uniform(0.5, 3.0, n)
         target = b.mean(axis=0) + rng.normal(size=q) * b.std(axis=0) * rng.choice([0.1, 0.6, 1.5])
-        optimum = least_slack(b, target, base / base.sum(), distance.span)
+        optimum = least_slack(b, target, base / base.sum(), distance.family[1:])
         if optimum == 0.0:
             result = calibrated(b, target, distance=distance, base=base)
             assert result.largest_violation < 1e-10
@@ -103,7 +103,7 @@ def test_what_is_refused_and_the_least_slack_agree_with_the_full_programme(
         nearest = np.array([error.nearest[f"b{j + 1}"] for j in range(q)])
         gap = np.abs(nearest - target) / b.std(axis=0, ddof=1)
         assert gap.max() == pytest.approx(optimum, rel=1e-6, abs=1e-8)
-        assert least_slack(b, nearest, base / base.sum(), distance.span) < 1e-8
+        assert least_slack(b, nearest, base / base.sum(), distance.family[1:]) < 1e-8
     assert 3 <= refused <= 7
 
 
@@ -123,11 +123,11 @@ def test_the_conflict_is_minimal(distance: Distance, size: float) -> None:
         except InfeasibleError as error:
             named = [int(name[1:]) - 1 for name, *_ in error.conflict]
             sizes.add(len(named))
-            assert least_slack(b[:, named], target[named], share, distance.span) > 1e-9
+            assert least_slack(b[:, named], target[named], share, distance.family[1:]) > 1e-9
             for left in combinations(named, len(named) - 1):
                 kept = list(left)
                 if kept:
-                    assert least_slack(b[:, kept], target[kept], share, distance.span) == 0.0
+                    assert least_slack(b[:, kept], target[kept], share, distance.family[1:]) == 0.0
             for j, (_, wanted, least, largest) in zip(named, error.conflict, strict=True):
                 assert wanted == target[j]
                 assert (least, largest) == (b[:, j].min(), b[:, j].max())
@@ -143,7 +143,7 @@ def test_a_thousandth_inside_the_border_is_solved_and_a_thousandth_outside_refus
         n, q = int(rng.integers(20, 60)), int(rng.integers(1, 4))
         b, towards = columns(rng, n, q), rng.normal(size=q)
         share = np.full(n, 1.0 / n)
-        border = reach(b, share, towards, distance.span)
+        border = reach(b, share, towards, distance.family[1:])
         inside = b.mean(axis=0) + 0.999 * border * towards
         result = calibrated(b, inside, distance=distance)
         assert result.largest_violation < 1e-10

@@ -22,8 +22,21 @@ from fedipw.numerics.types import FloatArray
 
 
 def holds(result: Calibration, b: FloatArray, target: FloatArray) -> None:
-    assert (np.abs(result.weights @ (b - target)) / b.std(axis=0, ddof=1)).max() < 1e-8
-    assert result.weights.sum() == pytest.approx(1.0, abs=1e-9)
+    """Sums and constraints hold to twice (C12), once for the solver's sums and once for these.
+
+    Weights and columns have one more rounding each than the solver's terms. A column that follows
+    from others, x_j = sum_k c_k x_k + c, misses by what they miss times the c.
+    """
+    n = len(b)
+    x = (b - target) / b.std(axis=0, ddof=1)
+    rounding = (n + 6) * np.finfo(np.float64).eps * float(np.abs(result.weights).sum())
+    assert abs(result.weights.sum() - 1.0) <= rounding
+    allowed, miss = rounding * np.abs(x).max(axis=0), np.abs(result.weights @ x)
+    kept = np.array([name not in result.dropped for name in result.names])
+    assert (miss <= allowed)[kept].all()
+    others = np.column_stack([x[:, kept], np.ones(n)])
+    relation = np.abs(np.linalg.lstsq(others, x[:, ~kept])[0])
+    assert (miss[~kept] <= allowed[~kept] + np.append(allowed[kept], rounding) @ relation).all()
 
 
 @pytest.mark.parametrize("distance", [Quadratic(), Entropy()], ids=str)
@@ -89,6 +102,38 @@ def test_skewed_base_weights_in_a_dependence() -> None:
     base = 10.0 ** rng.uniform(-5, 5, 5)
     target = rng.dirichlet(np.ones(5)) @ b
     holds(calibrated(b, target, base=base), b, target)
+
+
+@pytest.mark.parametrize(
+    "distance", [Linear(), Quadratic(), Quadratic(0.0, 1e7), Entropy(), Logit(0.0, 1e7)], ids=str
+)
+@pytest.mark.parametrize("decades", [1, 3, 5])
+def test_base_weights_over_many_decades(distance: Distance, decades: int) -> None:
+    """How exactly constraints hold depends on the number of rows, not on the base weights."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(6, 60))
+        b = rng.normal(size=(n, int(rng.integers(1, 5))))
+        target = rng.dirichlet(np.ones(n)) @ b
+        base = 10.0 ** rng.uniform(-decades, decades, n)
+        holds(calibrated(b, target, base=base, distance=distance), b, target)
+
+
+@pytest.mark.parametrize("distance", [Quadratic(), Entropy()], ids=str)
+@pytest.mark.parametrize("decades", [2, 3, 5])
+def test_a_box_with_base_weights_over_many_decades(distance: Distance, decades: int) -> None:
+    """A multiplier that is 0 at first is brought in later, however uneven the others are."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(10, 60))
+        b = rng.normal(size=(n, int(rng.integers(2, 8))))
+        target = rng.dirichlet(np.ones(n)) @ b
+        base = 10.0 ** rng.uniform(-decades, decades, n)
+        result = calibrated(b, target, base=base, distance=distance, slack=Box(0.05))
+        rounding = (n + 6) * np.finfo(np.float64).eps
+        reach = (np.abs(b - target) / result.deviation).max()
+        assert abs(result.weights.sum() - 1.0) <= rounding
+        assert result.largest_violation <= 0.05 + rounding * reach
 
 
 def test_the_quadratic_distance_with_base_weights_over_four_decades() -> None:

@@ -36,7 +36,7 @@ def base() -> FloatArray:
 def f(distance: Distance, u: FloatArray) -> FloatArray:
     if isinstance(distance, Entropy):
         return np.exp(u)
-    low, high = distance.span
+    low, high = distance.family[1:]
     if isinstance(distance, Logit):
         e = np.exp((high - low) / ((1.0 - low) * (high - 1.0)) * u)
         return np.asarray(

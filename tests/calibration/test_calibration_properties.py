@@ -76,7 +76,7 @@ def test_the_cost_is_the_integral_of_the_inverse_of_f(distance: Distance) -> Non
     np.testing.assert_allclose(slope, u, atol=1e-8)
     assert distance.cost(np.ones(1))[0] == 0.0
     for value in (0.5, 1.0, 2.5):
-        back = inverse_slope(distance, np.array([distance.start(value)]))
+        back = inverse_slope(distance, np.array([distance.family.inverse(value)]))
         assert back[0] == pytest.approx(value, rel=1e-14)
 
 
@@ -96,7 +96,7 @@ def test_the_optimality_conditions_hold(distance: Distance, seed: int, size: flo
     """Constraints met, and ratios are F at the reported multipliers: enough in a convex problem."""
     b, base, target = problem(seed)
     n_total = size * base.sum()
-    span = distance.span
+    span = distance.family[1:]
     if not span[0] / 0.35 < size < span[1] / 2.9:
         return
     result = calibrated(b, target, distance=distance, base=base, population_size=n_total)
@@ -118,7 +118,7 @@ def test_other_weights_that_meet_the_targets_are_farther(distance: Distance) -> 
     for seed in range(5):
         b, base, target = problem(seed)
         share = base / base.sum()
-        low, high = np.clip(distance.span, -5.0, 50.0)
+        low, high = np.clip(distance.family[1:], -5.0, 50.0)
         result = calibrated(b, target, distance=distance, base=base)
         for draw in range(4):
             found = linprog(
@@ -130,7 +130,7 @@ def test_other_weights_that_meet_the_targets_are_farther(distance: Distance) -> 
             assert found.status == 0
             for step in (1.0, 0.1, 0.01):
                 other = (1.0 - step) * result.ratio + step * np.asarray(found.x) / share
-                cost = share @ distance.cost(np.clip(other, *distance.span))
+                cost = share @ distance.cost(np.clip(other, *distance.family[1:]))
                 assert cost > result.distance
 
 
@@ -383,7 +383,7 @@ def test_margins_equal_the_matrix_of_indicators(
     codes = np.column_stack([rng.integers(0, k, 300) for k in (2, 3, 5)])
     levels = (("a", "b"), ("c", "d", "e"), ("f", "g", "h", "i", "j"))
     design = Margins(codes, levels)
-    matrix = np.array([design.row(i) for i in range(300)])
+    matrix = design.dense()
     np.testing.assert_array_equal(matrix.sum(axis=1), 3.0)
     base = rng.uniform(0.5, 2.0, 300) if with_base else None
     q0 = rng.uniform(0.6, 1.7, 300) * (1.0 if base is None else base)

@@ -242,7 +242,7 @@ def test_raking_on_margins_equals_iterative_proportional_fitting(dense: bool) ->
         ]
     )
     margins = Margins(codes, (("E", "H", "M"), ("No", "Yes")))
-    matrix = np.array([margins.row(i) for i in range(margins.rows)])
+    matrix = margins.dense()
     balance: FloatArray | BalanceDesign = matrix if dense else margins
     target = np.array([4421, 755, 1018, 1072, 5122]) / N
     base = MARGINS["pw"].to_numpy()

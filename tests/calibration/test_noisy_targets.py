@@ -5,7 +5,7 @@ import pytest
 
 from fedipw.calibration import Entropy, Quadratic, calibrated, trusted_target
 from fedipw.calibration.design import Dense
-from fedipw.calibration.noise import TYPICAL_SHIFT
+from fedipw.calibration.solve import TYPICAL_SHIFT
 from fedipw.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -23,7 +23,8 @@ from fedipw.calibration import (
 )
 from fedipw.errors import InfeasibleError, InputError
 from fedipw.numerics.types import FloatArray
-from fedipw.tables import Block, Blocks, TableFile, Targets
+from fedipw.tables import Block, Blocks, Table, Targets
+from fedipw.tables.formula import term_of
 
 DISTANCES: list[Distance | InverseLogit] = [
     Quadratic(),
@@ -125,7 +126,8 @@ def test_a_table_on_disk_equals_its_matrix(tmp_path: Path) -> None:
     )
     people.write_parquet(tmp_path / "people.parquet")
     targets = Targets.of({"age": 43.0, "age**2": 43.0**2 + 110.0, "os[ios]": 0.4})
-    design = Partitioned.of_table(TableFile(tmp_path / "people.parquet"), targets)
+    table = Table(tmp_path / "people.parquet")
+    design = Partitioned.of_terms(table, [term_of(n, table.schema) for n in targets.names])
     age, ios = people["age"].to_numpy(), (people["os"] == "ios").to_numpy().astype(float)
     whole = calibrated(
         np.column_stack([age, age**2, ios]), targets.values, distance=Entropy(), names=targets.names

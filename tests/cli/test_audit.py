@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.audit.pages import embedded_audit
+from fedipw.audit.compare import written_audit
 
 from .command import fedipw
 
@@ -65,7 +65,7 @@ class Files:
         assert code == 0, err
         page, text = ((self.where / n).read_text() for n in ("page.html", "audit.json"))
         found: dict[str, Any] = json.loads(text, parse_constant=not_finite)
-        assert embedded_audit(page) == found
+        assert written_audit(page).to_json() == found
         for place in (page, text, printed):
             assert "zq-" not in place
         assert printed.splitlines()[0] == found["verdict"]["headline"]
@@ -196,6 +196,40 @@ def test_without_rounds_there_is_enrollment_and_the_rest_is_unknown(files: Files
     assert found["rounds"] == []
     assert "Do those who reply differ from the enrolled? Unknown. No round is known." in printed
     assert any(step.startswith("Keep a ledger") for step in found["verdict"]["next_steps"])
+
+
+# Probabilities by a classifier.
+
+BOOSTING = ("--classifier", "boosting", "--folds", 3)
+
+
+@pytest.mark.parametrize("fit", ["past", "pooled"])
+def test_a_classifier_has_no_coefficients_and_its_metric_is_that_of_an_evaluation(
+    files: Files, loss: tuple[object, ...], fit: str
+) -> None:
+    found, _ = files.put().audit(*loss, "--participation-fit", fit, *BOOSTING)
+    assert [s["stage"] for s in found["stages"]] == ["enrollment", "participation"]
+    assert all(s["coefficients"] == [] and s["reliability"] for s in found["stages"])
+    assert "on the scale of log odds" not in (files.where / "page.html").read_text()
+    notes = found["notes"]
+    assert not any("coefficients are" in note for note in notes)  # none are hidden, none are last
+    shown, known = (note for note in notes if "classifier" in note)
+    assert shown == (
+        "Probabilities of enrollment and participation are by a classifier: there are no "
+        "coefficients to show."
+    )
+    assert "taken as known: standard errors and intervals" in known
+    assert any("calibration is out of sample" in note for note in notes)  # cross-fitted by client
+    assert any("each client's probabilities by a fit without it" in n for n in notes) == (
+        fit == "pooled"
+    )
+    code, out, err = fedipw("evaluate", *files.given(), *loss[:2], *BOOSTING, "--json")
+    assert code == 0, err
+    estimates = json.loads(out)["estimates"]
+    assert len(estimates) == len(found["metric"]["estimates"]) == 4
+    for one, other in zip(estimates, found["metric"]["estimates"], strict=True):
+        for name, its in (("estimate", "estimate"), ("se", "standard_error"), ("low", "low")):
+            assert one[name] == pytest.approx(other[its], rel=1e-9)
 
 
 # Where enrollment does not reach.

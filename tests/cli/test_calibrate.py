@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from cli import command
+from fedipw.tables import read_table, write_table
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 
@@ -79,6 +80,24 @@ def test_rows_outside_enrollment_are_ignored_and_rare_levels_named(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert pl.read_csv(out).height == 40
     assert "Rare: os[x], 2.50%" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz", ".tsv", ".feather", ""])
+def test_tables_are_of_any_suffix_or_directories(api: Path, suffix: str) -> None:
+    units, out = api / f"units{suffix}", api / f"weights{suffix or '.parquet'}"
+    given = pl.read_parquet(api / "api.parquet").select("unit_id", "stype", "api99")
+    if suffix:
+        write_table(given, units)
+    else:
+        units.mkdir()
+        given[:100].write_parquet(units / "a.parquet")
+        given[100:].write_parquet(units / "b.parquet")
+    done = fedipw("calibrate", units, "--targets", api / "targets.csv", "--out", out)
+    assert done.returncode == 0, done.stderr
+    table = read_table(out)
+    assert table["unit_id"].to_list() == given["unit_id"].to_list()
+    api99 = given["api99"].to_numpy()
+    assert table["weight"].to_numpy() @ api99 == pytest.approx(3914069 / 6194, rel=1e-10)
 
 
 def test_standard_errors_move_what_is_aimed_at(api: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import polars as pl
@@ -143,3 +144,37 @@ def test_help_has_an_example(command: str) -> None:
     assert code == 0
     assert f"fedipw {command}" in printed
     assert "Example" in printed
+
+
+def test_version() -> None:
+    assert fedipw("--version") == (0, f"fedipw {version('fedipw')}\n", "")
+
+
+def test_a_mistyped_command_names_the_nearest_once() -> None:
+    code, _, error = fedipw("simulat")
+    assert code == 2
+    assert error.count("Did you mean 'simulate'?") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"], ["weights", "--help"]])
+def test_help_is_given_without_loading_the_lab(arguments: list[str]) -> None:
+    """The help of every command, the lab's too, needs neither its engine nor its plots."""
+    script = (
+        "import atexit, sys; from fedipw.cli import main\n"
+        "heavy = ('numba', 'polars', 'matplotlib', 'fedipw.lab.engine', 'fedipw.lab.scenario')\n"
+        "atexit.register(lambda: print('loaded', [m for m in heavy if m in sys.modules]))\n"
+        f"sys.argv[1:] = {arguments!r}; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "loaded []" in done.stdout
+
+
+def test_help_lists_every_command_with_its_first_line() -> None:
+    code, printed, _ = fedipw("--help")
+    assert code == 0
+    for name in ("reproduce", "simulate", "calibrate", "weights", "evaluate", "audit", "study"):
+        assert f" {name} " in printed
+    assert "Run methods by scenarios by seeds, and compare them." in printed

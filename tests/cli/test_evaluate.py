@@ -9,6 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedipw.evaluation.estimators import HajekMean, population_means
+from fedipw.evaluation.phases import KnownEnrollment
+from fedipw.evaluation.sample import TwoPhase
+
 from .command import fedipw
 from .evaluate_files import Files, drawn_files
 
@@ -39,6 +43,55 @@ def test_the_table_says_what_was_found(files: Files) -> None:
                   "The conclusion changes at an odds ratio of"):  # fmt: skip
         assert words in out
     assert files.listing() == before
+
+
+BOOSTING = ("--classifier", "boosting", "--folds", 3)
+
+
+@pytest.mark.parametrize("scheme", ["fedipw", "calibrated-entropy"])
+def test_a_classifier_gives_weights_as_the_weights_command_does_and_known_probabilities(
+    files: Files, scheme: str
+) -> None:
+    files.put()
+    found = files.found("--scheme", scheme, *BOOSTING)
+    code, _, err = fedipw(
+        "weights", "--population", files.where / "people.parquet", "--rounds",
+        files.where / "rounds", "--out", files.where / "w.parquet", "--scheme", scheme,
+        "--participation-fit", "pooled", *BOOSTING,
+    )  # fmt: skip
+    assert code == 0, err
+    weights = pl.read_parquet(files.where / "w.parquet")
+    both = weights.join(files.metrics, on=["unit_id", "round"], maintain_order="left")
+    assert both.height == files.metrics.height
+    mean = np.average(both["value"], weights=both["weight"])
+    assert line(found, "hajek")["estimate"] == pytest.approx(mean, rel=1e-9)
+    assert np.isfinite([line(found, e)["se"] for e in ("horvitz-thompson", "hajek", "greg")]).all()
+    by = "enrollment and participation" if scheme == "fedipw" else "participation"
+    (note,) = (n for n in found["notes"] if "classifier" in n)
+    assert note.startswith(f"Probabilities of {by} are by a classifier and taken as known")
+    assert note in files.run("--scheme", scheme, *BOOSTING)[1].replace("\n", " ")
+    assert not any("classifier" in n for n in files.found("--scheme", scheme)["notes"])
+    if scheme == "fedipw":  # the error is that of a sample with these probabilities
+        places = {unit: k for k, unit in enumerate(files.inside["unit_id"].to_list())}
+        client = both["unit_id"].replace_strict(places).to_numpy()
+        kappa = np.ones(len(places))  # of those who never replied nothing is used
+        kappa[client] = 1 / both["enrollment_prob"].to_numpy()
+        sample = TwoPhase(
+            client=client,
+            round=both["round"].to_numpy() - 1,
+            prob=both["participation_prob"].to_numpy(),
+            rounds=4,
+            enrollment=KnownEnrollment(weights=kappa, population_size=240),
+        )
+        (known,) = population_means(sample, both["value"].to_numpy(), [HajekMean()])
+        assert line(found, "hajek")["se"] == pytest.approx(known.se, rel=1e-9)
+
+
+def test_a_jackknife_takes_the_probabilities_of_a_classifier_as_known(files: Files) -> None:
+    files.put()
+    found = files.found(*BOOSTING, "--jackknife", 12)
+    assert line(found, "hajek")["se"] > 0.0
+    assert any("those of a jackknife too" in n for n in found["notes"])
 
 
 def test_json_holds_every_number(files: Files) -> None:
@@ -132,6 +185,26 @@ def test_the_mean_over_samples_and_the_jackknife(files: Files) -> None:
         assert 0.6 < ratio < 1.6  # 60 groups of 240 clients know it within a tenth or so
     both = files.found("--samples", "--jackknife", 20)
     assert line(both, "hajek")["estimate"] == line(found, "hajek")["estimate"]
+
+
+def test_a_penalty_is_that_of_the_weights_command(files: Files) -> None:
+    files.put()
+    out, free = files.where / "weights.parquet", line(files.found(), "hajek")
+    found = line(files.found("--l2", 20), "hajek")
+    code, _, err = fedipw(
+        "weights", "--population", files.where / "people.parquet", "--rounds",
+        files.where / "rounds", "--participation-fit", "pooled", "--l2", 20, "--out", out,
+    )  # fmt: skip
+    assert code == 0, err
+    rows = pl.read_parquet(out).join(files.metrics, on=["unit_id", "round"])
+    mean = np.average(rows["value"].to_numpy(), weights=rows["weight"].to_numpy())
+    assert rows.height == files.metrics.height
+    assert found["estimate"] == pytest.approx(mean, rel=1e-9)
+    assert abs(found["estimate"] - free["estimate"]) > 0.1 * free["se"]
+    assert found["se"] != pytest.approx(free["se"], rel=1e-3)
+    code, _, err = files.run("--l2", -1)
+    assert code == 2
+    assert "l2 must be 0 or more" in err
 
 
 def test_replies_without_a_metric_are_left_out_on_request(files: Files) -> None:

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from fedipw.lab.study import run_study
-from fedipw.lab.studyfile import study_from
+from fedipw.lab.study_file import study_from
 
 from .command import fedipw
 

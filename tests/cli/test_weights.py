@@ -535,7 +535,7 @@ def test_rounds_that_are_damaged_or_missing_are_named(files: Files) -> None:
     files.put()
     whole = files.round(3).read_bytes()
     files.round(3).write_bytes(whole[: len(whole) // 2])
-    refused(files, ("round-000003.parquet", "not a readable Parquet file"), 2)
+    refused(files, ("round-000003.parquet", "not a readable parquet table"), 2)
     half = len(whole) // 2
     files.round(3).write_bytes(whole[:8] + b"\xff" * (half - 8) + whole[half:])
     refused(files, ("rounds", "not a readable"), 2)

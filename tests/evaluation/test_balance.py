@@ -18,17 +18,16 @@ from fedipw.errors import InputError
 from fedipw.evaluation.balance import (
     BalanceTable,
     Moments,
-    balance_groups,
     partition_moments,
     standardised_differences,
     weighted_moments,
 )
 from fedipw.numerics.types import FloatArray
-from fedipw.selection import CodedTable, TableSettings, tables
+from fedipw.selection import coded as coding
+from fedipw.selection.coded import CodedTable, TableSettings
 from fedipw.tables.design import Missing, bound_design
-from fedipw.tables.frames import Frame
-from fedipw.tables.partitions import Block, Blocks
-from fedipw.tables.tablefile import TableFile
+from fedipw.tables.partitions import Block, Blocks, Frame
+from fedipw.tables.table import Table
 from fedipw.tables.targets import Targets
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -44,7 +43,7 @@ def ipw200() -> pl.DataFrame:
 def coded_ipw200(folder: Path) -> CodedTable:
     path = folder / "people.parquet"
     ipw200().drop("w").write_parquet(path)
-    return CodedTable.of(TableFile(path), "z1 + z2 + z3")
+    return CodedTable.of(Table(path), "z1 + z2 + z3")
 
 
 def enrolled_of(frame: pl.DataFrame, coded: CodedTable) -> tuple[FloatArray, FloatArray]:
@@ -52,8 +51,18 @@ def enrolled_of(frame: pl.DataFrame, coded: CodedTable) -> tuple[FloatArray, Flo
     return coded.design.rows(inside, "enrolled").columns, inside["w"].to_numpy()
 
 
-def labels_of(block: Block) -> FloatArray:
-    return block.labels.astype(np.float64)
+def balance_groups(columns: FloatArray, weights: FloatArray | None = None) -> dict[str, Moments]:
+    """The enrolled, and where they have weights the weighted enrolled."""
+    groups = {"enrolled": weighted_moments(columns)}
+    return groups if weights is None else groups | {
+        "enrolled weighted": weighted_moments(columns, weights)
+    }  # fmt: skip
+
+
+def smd(table: BalanceTable, group: str) -> dict[str, float]:
+    """Differences of a group by column; infinite where the table has none."""
+    found = {line.name: line.groups[group].smd for line in table.lines}
+    return {name: np.inf if value is None else value for name, value in found.items()}
 
 
 @pytest.mark.parametrize("small_blocks", [False, True])
@@ -61,48 +70,40 @@ def test_differences_equal_those_of_r(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: bool
 ) -> None:
     if small_blocks:
-        monkeypatch.setattr(tables._Rows, "batch", 37)
+        monkeypatch.setattr(coding._Rows, "batch", 37)
     coded = coded_ipw200(tmp_path)
     columns, weights = enrolled_of(ipw200(), coded)
     table = BalanceTable.of(
         coded.design.names,
         partition_moments(coded.partitions, coded.frame),
-        balance_groups(columns, enrollment_weights=weights),
+        balance_groups(columns, weights),
         levels=coded.design.levels,
     )
-    before, after = table.smd("enrolled"), table.smd("enrolled weighted")
+    before, after = smd(table, "enrolled"), smd(table, "enrolled weighted")
     for name, theirs in IN_R.items():
         assert before[name] == pytest.approx(R["smd_before"][theirs], abs=1e-8)
         assert after[name] == pytest.approx(R["smd_after"][theirs], abs=1e-8)
-    assert [row.name for row in table.rows] == ["z1", "z2", "z3[a]", "z3[b]", "z3[c]"]
+    assert [row.name for row in table.lines] == ["z1", "z2", "z3[a]", "z3[b]", "z3[c]"]
     assert table.scale_from == "population"
-
-
-def test_enrolled_are_chosen_from_partitions_by_their_labels(tmp_path: Path) -> None:
-    coded = coded_ipw200(tmp_path)
-    columns, _ = enrolled_of(ipw200(), coded)
-    found = partition_moments(coded.partitions, coded.frame, labels_of)
-    known = weighted_moments(columns)
-    assert found.rows == known.rows
-    np.testing.assert_allclose(found.mean, known.mean, rtol=1e-12)
-    np.testing.assert_allclose(found.sd, known.sd, rtol=1e-12)
 
 
 def test_the_reference_level_has_the_moments_of_its_own_column(tmp_path: Path) -> None:
     frame, coded = ipw200(), coded_ipw200(tmp_path)
     columns, weights = enrolled_of(frame, coded)
-    groups = balance_groups(columns, enrollment_weights=weights)
+    groups = balance_groups(columns, weights)
     table = BalanceTable.of(
         coded.design.names, partition_moments(coded.partitions, coded.frame), groups,
         levels=coded.design.levels,
     )  # fmt: skip
-    row = next(row for row in table.rows if row.name == "z3[a]")
+    row = next(row for row in table.lines if row.name == "z3[a]")
     own = (frame["z3"] == "a").to_numpy().astype(np.float64)
     inside = own[frame["enrolled"].to_numpy()]
     assert row.mean == pytest.approx(own.mean(), rel=1e-12)
     assert row.sd == pytest.approx(own.std(ddof=1), rel=1e-12)
-    assert row.groups[0].mean == pytest.approx(inside.mean(), rel=1e-12)
-    assert row.groups[1].mean == pytest.approx(np.average(inside, weights=weights), rel=1e-12)
+    assert row.groups["enrolled"].mean == pytest.approx(inside.mean(), rel=1e-12)
+    assert row.groups["enrolled weighted"].mean == pytest.approx(
+        np.average(inside, weights=weights), rel=1e-12
+    )
 
 
 def test_levels_for_rows_without_one_are_rows_too() -> None:
@@ -112,59 +113,47 @@ def test_levels_for_rows_without_one_are_rows_too() -> None:
     table = BalanceTable.of(
         design.names, weighted_moments(columns), balance_groups(columns), levels=design.levels
     )
-    assert {row.name: row.mean for row in table.rows} == {
+    assert {row.name: row.mean for row in table.lines} == {
         "age": 2.75, "os[a]": 0.5, "os[b]": 0.25, "os[(missing)]": 0.25,
     }  # fmt: skip
-    assert set(table.smd("enrolled").values()) == {0.0}
+    assert set(smd(table, "enrolled").values()) == {0.0}
 
 
 def test_a_level_is_derived_only_if_all_others_are_columns() -> None:
     moments = weighted_moments(np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
     levels = {"os": ("a", "b", "c", "d"), "one": ("x",)}
     table = BalanceTable.of(["os[b]", "os[c]"], moments, {"g": moments}, levels=levels)
-    assert [row.name for row in table.rows] == ["os[b]", "os[c]"]
+    assert [row.name for row in table.lines] == ["os[b]", "os[c]"]
 
 
-def test_replies_count_as_often_as_they_came() -> None:
-    columns = np.array([[1.0, 2.0, 4.0]])
-    found = balance_groups(
-        columns, reply_counts=np.array([0.0, 2.0, 1.0]), reply_weights=np.array([0.0, 1.0, 3.0])
-    )
-    assert list(found) == ["enrolled", "participants", "participants weighted"]
-    assert found["participants"].mean == pytest.approx([8.0 / 3.0])
-    assert found["participants weighted"].mean == pytest.approx([3.5])
+def test_hidden_lines_are_counted_and_a_difference_without_a_scale_is_none() -> None:
+    whole = weighted_moments(np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 2.0]]))
+    group = weighted_moments(np.array([[2.0, 2.0], [1.0, 1.0]]))
+    table = BalanceTable.of(["flat", "age"], whole, {"enrolled": group})
+    assert table.lines[0].groups["enrolled"].smd is None
+    assert table.lines[1].groups["enrolled"].smd == 0.0
+    less = table.without({"flat", "nobody's"})
+    assert ([line.name for line in less.lines], less.hidden) == (["age"], 1)
+    assert less.without({"age"}).hidden == 2
 
 
 def test_targets_take_their_scale_from_the_weighted_enrolled() -> None:
     columns = np.array([[20.0, 30.0, 60.0, 50.0], [0.0, 1.0, 1.0, 0.0]])
     weights = np.array([1.0, 2.0, 1.0, 4.0])
-    groups = balance_groups(columns, enrollment_weights=weights)
+    groups = balance_groups(columns, weights)
     targets = Targets.of({"age": 45.0, "os[web]": 0.3})
     table = BalanceTable.of_targets(targets, groups, levels={"os": ("ios", "web")})
     assert table.scale_from == "enrolled weighted"
     sd = groups["enrolled weighted"].sd
-    assert {row.name: row.mean for row in table.rows} == pytest.approx(
+    assert {row.name: row.mean for row in table.lines} == pytest.approx(
         {"age": 45.0, "os[ios]": 0.7, "os[web]": 0.3}
     )
-    assert table.smd("enrolled")["age"] == pytest.approx((40.0 - 45.0) / sd[0])
-    assert table.smd("enrolled")["os[ios]"] == pytest.approx(-table.smd("enrolled")["os[web]"])
+    assert smd(table, "enrolled")["age"] == pytest.approx((40.0 - 45.0) / sd[0])
+    apart = smd(table, "enrolled")
+    assert apart["os[web]"] is not None
+    assert apart["os[ios]"] == pytest.approx(-apart["os[web]"])
     with pytest.raises(InputError, match="No group 'enrolled weighted'"):
         BalanceTable.of_targets(targets, balance_groups(columns))
-
-
-def test_summary_names_the_columns_beyond_the_threshold() -> None:
-    everyone = np.array([[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 1.0, 2.0], [5.0, 1.0, 1.0, 5.0]])
-    table = BalanceTable.of(
-        ["a", "b", "c"], weighted_moments(everyone), balance_groups(everyone[:, :2])
-    )
-    found = table.summary("enrolled")
-    assert (found.largest_name, found.above) == ("a", ("a",))
-    assert found.largest == pytest.approx(1.0 / np.std([0, 1, 2, 3], ddof=1))
-    assert table.summary("enrolled", threshold=1.0).above == ()
-    assert table.lines() == ("Enrolled: largest |SMD| 0.775 (a); 1 of 3 above 0.1: a.",)
-    assert table.to_frame().filter(name="a")["smd"].item() == table.smd("enrolled")["a"]
-    with pytest.raises(InputError, match="No group 'others'"):
-        table.summary("others")
 
 
 def test_a_column_that_does_not_vary_is_balanced_or_infinitely_far() -> None:
@@ -264,13 +253,14 @@ def test_bad_tables_are_refused() -> None:
     blocks = Blocks.of_arrays(np.array([[1.0], [np.nan]]), np.zeros(2, np.int8))
     with pytest.raises(InputError, match="missing, infinite"):
         partition_moments(blocks)
+    negative = Blocks.of_arrays(np.ones((2, 1)), np.zeros(2, np.int8), -np.ones(2))
     with pytest.raises(InputError, match="not negative"):
-        partition_moments(blocks, weigh=lambda block: -np.ones(block.rows))
+        partition_moments(negative)
 
 
 def test_rows_left_out_under_drop_are_not_in_the_population(tmp_path: Path) -> None:
     path = tmp_path / "people.parquet"
     people = {"x": [1.0, None, 3.0, 8.0], "enrolled": [True, False, True, False]}
     pl.DataFrame(people).write_parquet(path)
-    coded = CodedTable.of(TableFile(path), "x", settings=TableSettings(missing=Missing.DROP))
+    coded = CodedTable.of(Table(path), "x", settings=TableSettings(missing=Missing.DROP))
     assert partition_moments(coded.partitions, coded.frame).mean == pytest.approx([4.0])

@@ -16,25 +16,22 @@ from hypothesis import strategies as st
 from scipy.special import expit, stdtrit
 
 from fedipw.errors import InputError
-from fedipw.evaluation import (
+from fedipw.evaluation.estimators import (
     Estimate,
-    Estimator,
-    FittedEnrollment,
     GregMean,
     Group,
     HajekMean,
     HorvitzThompsonMean,
-    KnownEnrollment,
-    TwoPhase,
-    fitted_two_phase,
+    MeanEstimator,
     plain_means,
     population_means,
 )
+from fedipw.evaluation.phases import FittedEnrollment, KnownEnrollment
+from fedipw.evaluation.sample import TwoPhase
+from fedipw.lab.two_phase import fitted_two_phase
 from fedipw.numerics.types import FloatArray, IntArray
-from fedipw.selection import NewtonLogistic
-from fedipw.selection.fit import logistic_fit
-from fedipw.tables.frames import Frame
-from fedipw.tables.partitions import Blocks
+from fedipw.selection.logistic import NewtonLogistic, logistic_fit
+from fedipw.tables.partitions import Blocks, Frame
 
 FOLDER = Path(__file__).parents[1] / "reference"
 R: dict[str, Any] = json.loads((FOLDER / "ipw200_R.json").read_text())
@@ -65,7 +62,7 @@ class Drawn:
         return self.metric[self.replied]
 
     @property
-    def estimators(self) -> list[Estimator]:
+    def estimators(self) -> list[MeanEstimator]:
         greg = GregMean(self.Z[self.enrolled], self.Z.mean(axis=0))
         return [HorvitzThompsonMean(), HajekMean(), greg]
 
@@ -171,7 +168,7 @@ def test_a_census_has_no_error_by_any_estimator() -> None:
     y, b = rng.normal(size=(2, 30))
     sample = known(list(range(30)), [1.0] * 30, [1.0] * 30)
     greg = GregMean(b[:, None], np.array([b.mean()]))
-    estimators: list[Estimator] = [HorvitzThompsonMean(), HajekMean(), greg]
+    estimators: list[MeanEstimator] = [HorvitzThompsonMean(), HajekMean(), greg]
     for line in population_means(sample, y, estimators, [Group(size=30)]):
         assert line.estimate == pytest.approx(y.mean(), rel=1e-12)
         assert (line.se, line.reason) == (0.0, "")

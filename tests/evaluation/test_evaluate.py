@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,29 +12,27 @@ from scipy.special import expit
 
 from fedipw.calibration import Entropy
 from fedipw.errors import InputError
-from fedipw.evaluation import (
-    CalibratedEnrollment,
-    Evaluation,
-    EvaluationPlan,
-    FittedEnrollment,
+from fedipw.evaluation.estimators import (
     GregMean,
     Group,
     HajekMean,
     HorvitzThompsonMean,
-    LoggedSample,
-    Metrics,
-    evaluated,
-    fitted_two_phase,
-    logged_two_phase,
     population_means,
-    sensitivity_bounds,
 )
-from fedipw.selection import Formulas, LogSettings, LogWindow, TableSettings
-from fedipw.tables import Ledger, TableFile, Targets
+from fedipw.evaluation.evaluate import Evaluation, EvaluationPlan, evaluated
+from fedipw.evaluation.logged import LoggedSample, Metrics, logged_two_phase
+from fedipw.evaluation.phases import CalibratedEnrollment, FittedEnrollment
+from fedipw.evaluation.sensitivity import sensitivity_bounds
+from fedipw.lab.two_phase import fitted_two_phase
+from fedipw.selection.classifiers import Newton
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.steps import Formulas
+from fedipw.tables import Ledger, Population, Targets
 from fedipw.tables.design import Missing
-from fedipw.weighting.logrun import LogPlan, LogRecord, logged_weights
-from fedipw.weighting.people import KnownPopulation, KnownTotals
-from fedipw.weighting.registry import method_named
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan, Replay
 
 SIZE, ROUNDS = 400, 4
 
@@ -60,33 +57,38 @@ class World:
     def ledger(self) -> Ledger:
         return Ledger(self.where / "rounds")
 
-    def known(self, **settings: Any) -> KnownPopulation:
-        return KnownPopulation.of(
-            TableFile(self.where / "people.parquet"), "age + os",
-            settings=TableSettings(**settings),
-        )  # fmt: skip
+    def known(self, missing: Missing = Missing.ERROR, l2: float = 0.0) -> EnrollmentStage:
+        settings = TableSettings(missing=missing, estimator=Newton(l2))
+        people = Population(self.where / "people.parquet")
+        return enrollment_stage(people, "age + os", settings=settings)
 
-    def totals(self, size: float | None = None, se: dict[str, float] | None = None) -> KnownTotals:
+    def totals(
+        self, size: float | None = None, se: dict[str, float] | None = None
+    ) -> EnrollmentStage:
         means = {"age": float(self.people["age"].mean()), "os[b]": self.share("b")}  # type: ignore[arg-type]
-        table = TableFile(self.where / "enrolled.parquet")
-        return KnownTotals.of(table, Targets.of(means, se), size)
+        table = self.where / "enrolled.parquet"
+        return enrollment_stage(Population.from_totals(table, Targets.of(means, se), size))
 
     def share(self, level: str) -> float:
         return self.people.filter(os=level).height / self.people.height
 
     def logged(
         self,
-        people: KnownPopulation | KnownTotals,
+        stage: EnrollmentStage,
         method: str = "fedipw",
         metrics: pl.DataFrame | None = None,
         *,
         missing: Missing = Missing.ERROR,
         allow_missing: bool = False,
+        settings: ParticipationSettings | None = None,
     ) -> LoggedSample:
         formulas = Formulas(reply="age + x", availability="age", missing=missing)
-        plan = LogPlan(method=method_named(method), formulas=formulas, scratch=self.where)
+        plan = Plan(
+            method=method_named(method), formulas=formulas, scratch=self.where,
+            settings=settings or ParticipationSettings(),
+        )  # fmt: skip
         told = Metrics(self.metrics if metrics is None else metrics)
-        return logged_two_phase(people, self.ledger, told, plan, allow_missing=allow_missing)
+        return logged_two_phase(stage, self.ledger, told, plan, allow_missing=allow_missing)
 
 
 def made(where: Path, *, steps: bool = False) -> World:
@@ -158,9 +160,9 @@ def from_arrays(world: World) -> dict[str, tuple[float, float]]:
 
 
 def test_files_give_the_same_means_and_errors_as_arrays(world: World) -> None:
-    people = world.known()
-    logged = world.logged(people)
-    found = estimates(evaluated(logged, people, "fedipw"))
+    stage = world.known()
+    logged = world.logged(stage)
+    found = estimates(evaluated(logged, stage, "fedipw"))
     for name, expected in from_arrays(world).items():
         assert found[name] == pytest.approx(expected, rel=1e-9), name
     assert isinstance(logged.sample.enrollment, FittedEnrollment)
@@ -171,18 +173,27 @@ def test_files_give_the_same_means_and_errors_as_arrays(world: World) -> None:
 
 
 @pytest.mark.parametrize("steps", [False, True], ids=["one step", "three steps"])
-@pytest.mark.parametrize("method", ["fedipw", "calibrated-entropy", "efficient"])
-def test_weights_are_those_of_the_weights_command(tmp_path: Path, steps: bool, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "l2"),
+    [("fedipw", 0.0), ("fedipw", 30.0), ("calibrated-entropy", 0.0), ("calibrated-entropy", 30.0),
+     ("efficient", 0.0)],
+)  # fmt: skip
+def test_weights_are_those_of_the_weights_command(
+    tmp_path: Path, steps: bool, method: str, l2: float
+) -> None:
     world = made(tmp_path, steps=steps)
     world.put()
-    people = world.known()
-    logged = world.logged(people, method)
-    plan = LogPlan(
+    stage = world.known(l2=l2)
+    logged = world.logged(
+        stage, method, settings=ParticipationSettings(last=2, estimator=Newton(l2))
+    )
+    assert all(step.fit.l2 == l2 for step in logged.sample.steps)
+    plan = Plan(
         method=method_named(method), formulas=Formulas(reply="age + x", availability="age"),
-        settings=LogSettings(window=LogWindow.POOLED),
+        settings=ParticipationSettings(window=Window.POOLED, estimator=Newton(l2)),
     )  # fmt: skip
-    tables = pl.concat(logged_weights(people, world.ledger, plan, LogRecord()))
-    ids = people.members.frame["unit_id"][logged.members[logged.sample.client]]
+    tables = pl.concat(Replay(stage, world.ledger, plan))
+    ids = stage.members.frame["unit_id"][logged.members[logged.sample.client]]
     mine = pl.DataFrame({
         "unit_id": ids, "round": logged.rounds[logged.sample.round],
         "mine": logged.sample.weights * ROUNDS / SIZE, "p": logged.sample.prob,
@@ -194,18 +205,30 @@ def test_weights_are_those_of_the_weights_command(tmp_path: Path, steps: bool, m
     assert len(logged.sample.steps) == 1 + steps
 
 
+def test_a_penalty_moves_the_mean_to_the_plain_one_and_its_error_with_it(world: World) -> None:
+    found = []
+    for l2 in (0.0, 30.0, 1e9):
+        stage = world.known(l2=l2)
+        logged = world.logged(stage, settings=ParticipationSettings(estimator=Newton(l2)))
+        found.append(evaluated(logged, stage, "fedipw").moved)
+    free, some, full = found
+    assert abs(full.difference) < 1e-6 < abs(some.difference) < abs(free.difference)
+    assert full.se < 1e-6 < some.se < free.se
+    assert full.weighted_se == pytest.approx(full.plain_se, rel=1e-5)
+
+
 def test_rounds_without_metrics_are_fitted_on_and_not_evaluated(world: World) -> None:
-    people = world.known()
+    stage = world.known()
     some = world.metrics.filter(pl.col("round").is_in([2, 4]))
-    part, whole = world.logged(people, metrics=some), world.logged(people)
+    part, whole = world.logged(stage, metrics=some), world.logged(stage)
     assert part.rounds.tolist() == [2, 4]
     assert part.sample.rounds == 2
     chosen = np.isin(whole.sample.round, [1, 3])
     np.testing.assert_allclose(part.sample.prob, whole.sample.prob[chosen], rtol=1e-12)
     np.testing.assert_allclose(part.sample.weights, 2 * whole.sample.weights[chosen], rtol=1e-12)
     assert part.sample.steps[0].rows.rows == whole.sample.steps[0].rows.rows
-    by_round = evaluated(whole, people, "fedipw", EvaluationPlan(by=("round",)))
-    alone = evaluated(world.logged(people, metrics=some.filter(round=2)), people, "fedipw")
+    by_round = evaluated(whole, stage, "fedipw", EvaluationPlan(by=("round",)))
+    alone = evaluated(world.logged(stage, metrics=some.filter(round=2)), stage, "fedipw")
     for name, expected in estimates(alone).items():
         assert estimates(by_round, "round = 2")[name] == pytest.approx(expected, rel=1e-9), name
 
@@ -213,12 +236,12 @@ def test_rounds_without_metrics_are_fitted_on_and_not_evaluated(world: World) ->
 def test_totals_without_a_size_have_no_sum_and_wider_intervals(world: World) -> None:
     found = {}
     for size in (None, float(SIZE)):
-        people = world.totals(size)
-        logged = world.logged(people, "calibrated-entropy")
+        stage = world.totals(size)
+        logged = world.logged(stage, "calibrated-entropy")
         assert isinstance(logged.sample.enrollment, CalibratedEnrollment)
         assert logged.sample.enrollment.fraction.any() == (size is not None)
         plan = EvaluationPlan(by=("os",), odds_ratios=(2.0,))
-        found[size] = evaluated(logged, people, "calibrated-entropy", plan)
+        found[size] = evaluated(logged, stage, "calibrated-entropy", plan)
     without, known = found[None], found[float(SIZE)]
     line = without.of("horvitz-thompson")
     assert np.isnan(line.estimate)
@@ -235,11 +258,11 @@ def test_totals_without_a_size_have_no_sum_and_wider_intervals(world: World) -> 
 
 
 def test_standard_errors_of_targets_widen_the_interval(world: World) -> None:
-    people = world.totals(float(SIZE))
-    base = world.logged(people, "calibrated-entropy").sample
+    stage = world.totals(float(SIZE))
+    base = world.logged(stage, "calibrated-entropy").sample
     phase = base.enrollment
     assert isinstance(phase, CalibratedEnrollment)
-    y = world.logged(people, "calibrated-entropy").values
+    y = world.logged(stage, "calibrated-entropy").values
     (sure,) = population_means(base, y, [HajekMean()])
     wide = replace(base, enrollment=replace(phase, target_error=np.array([0.1, 0.0])))
     (unsure,) = population_means(wide, y, [HajekMean()])
@@ -261,14 +284,14 @@ def test_rows_with_missing_values_are_left_out_and_the_sum_with_them(tmp_path: P
     lost = pl.col("unit_id") % 10 == 0
     world.people = world.people.with_columns(pl.when(~lost).then("age").alias("age"))
     world.put()
-    people = world.known(missing=Missing.DROP)
-    logged = world.logged(people, missing=Missing.DROP)
+    stage = world.known(missing=Missing.DROP)
+    logged = world.logged(stage, missing=Missing.DROP)
     gone = world.metrics.filter(lost).height
     assert (logged.left_out, logged.incomplete) == (gone, 0)
     assert gone > 0
     kept = world.people.filter(~lost)
     assert logged.population_size == kept.height
-    found = evaluated(logged, people, "fedipw", EvaluationPlan(by=("os",)))
+    found = evaluated(logged, stage, "fedipw", EvaluationPlan(by=("os",)))
     parts = [
         found.of("horvitz-thompson", f"os = {v}").estimate * kept.filter(os=v).height for v in "ab"
     ]
@@ -283,28 +306,26 @@ def test_replies_without_a_value_leave_no_sum(tmp_path: Path) -> None:
         pl.when(pl.int_range(pl.len()) % 5 > 0).then("x").alias("x")
     )
     world.put()
-    people = world.known()
-    logged = world.logged(people, missing=Missing.DROP)
+    stage = world.known()
+    logged = world.logged(stage, missing=Missing.DROP)
     assert logged.incomplete == logged.left_out > 0
-    line = evaluated(logged, people, "fedipw").of("horvitz-thompson")
+    line = evaluated(logged, stage, "fedipw").of("horvitz-thompson")
     assert np.isnan(line.estimate)
     assert "left out, so the sum is too small" in line.reason
     with pytest.raises(InputError, match="replies have no metric"):
-        world.logged(people, metrics=world.metrics[5:], missing=Missing.DROP)
-    fewer = world.logged(
-        people, metrics=world.metrics[5:], missing=Missing.DROP, allow_missing=True
-    )
+        world.logged(stage, metrics=world.metrics[5:], missing=Missing.DROP)
+    fewer = world.logged(stage, metrics=world.metrics[5:], missing=Missing.DROP, allow_missing=True)
     assert fewer.unreported == 5
     assert "5 replies have no metric" in " ".join(fewer.notes())
-    ends = [evaluated(s, people, "x").of("hajek").estimate for s in (logged, fewer)]
+    ends = [evaluated(s, stage, "x").of("hajek").estimate for s in (logged, fewer)]
     assert ends[0] == pytest.approx(ends[1], abs=0.1)
 
 
 def test_the_mean_over_samples_is_one_throughout(world: World) -> None:
-    people = world.known()
-    logged = world.logged(people)
+    stage = world.known()
+    logged = world.logged(stage)
     plan = EvaluationPlan(by=("round",), by_samples=True, odds_ratios=(1.0, 3.0), jackknife=8)
-    found, s = evaluated(logged, people, "fedipw", plan), logged.sample
+    found, s = evaluated(logged, stage, "fedipw", plan), logged.sample
     assert logged.counts is not None
     hajek = np.average(logged.values, weights=logged.counts * s.weights)
     plain = np.average(logged.values, weights=logged.counts)
@@ -320,21 +341,22 @@ def test_the_mean_over_samples_is_one_throughout(world: World) -> None:
 
 
 def test_sensitivity_is_that_of_the_hajek_mean(world: World) -> None:
-    people = world.known()
-    logged = world.logged(people)
-    value = evaluated(logged, people, "fedipw").of("hajek").estimate - 0.2
+    stage = world.known()
+    logged = world.logged(stage)
+    value = evaluated(logged, stage, "fedipw").of("hajek").estimate - 0.2
     plan = EvaluationPlan(odds_ratios=(2.0,), conclusion=value)
-    (found,) = evaluated(logged, people, "fedipw", plan).sensitivity
+    whole = evaluated(logged, stage, "fedipw", plan)
+    (found,) = whole.sensitivity
     s = logged.sample
     prob = 1 / s.enrollment.weights[s.client]
     bounds = sensitivity_bounds(logged.values, prob, s.prob, 2.0, groups=s.client)
     assert (found.low, found.high) == (bounds.low, bounds.high)
-    assert found.reverses_at is not None
-    at = sensitivity_bounds(logged.values, prob, s.prob, found.reverses_at, groups=s.client)
+    assert whole.reverses_at is not None
+    at = sensitivity_bounds(logged.values, prob, s.prob, whole.reverses_at, groups=s.client)
     assert at.low == pytest.approx(value, rel=1e-9)
-    quadratic = world.logged(people, "calibrated-quadratic")
+    quadratic = world.logged(stage, "calibrated-quadratic")
     assert (quadratic.sample.enrollment.weights < 1.0).any()
-    refused = evaluated(quadratic, people, "calibrated-quadratic", plan)
+    refused = evaluated(quadratic, stage, "calibrated-quadratic", plan)
     assert refused.sensitivity == ()
     assert "less than themselves" in refused.sensitivity_reason
 
@@ -345,8 +367,8 @@ def test_a_population_smaller_than_its_enrolled_is_refused(world: World) -> None
 
 
 def test_an_estimate_that_is_not_there_is_an_error(world: World) -> None:
-    people = world.known()
-    found = evaluated(world.logged(people), people, "fedipw")
+    stage = world.known()
+    found = evaluated(world.logged(stage), stage, "fedipw")
     with pytest.raises(InputError, match="no greg estimate of nobody"):
         found.of("greg", "nobody")
     assert found.table().height == len(found.estimates) == 4
@@ -363,8 +385,8 @@ def test_steps_that_everybody_passed_change_nothing(tmp_path: Path) -> None:
         world = made(tmp_path / name)
         world.tables = [table.with_columns(**more) for table in world.tables]
         world.put()
-        people = world.known()
-        found.append(estimates(evaluated(world.logged(people), people, "fedipw")))
+        stage = world.known()
+        found.append(estimates(evaluated(world.logged(stage), stage, "fedipw")))
     assert found[0].keys() == found[1].keys()
     for name, expected in found[0].items():
         assert found[1][name] == pytest.approx(expected, rel=1e-9), name
@@ -381,11 +403,11 @@ def test_when_everybody_replies_only_enrollment_is_uncertain(tmp_path: Path) -> 
             for k, t in enumerate(world.tables, start=1)
         )
         world.put()
-        people = world.known()
-        logged = world.logged(people)
-        found.append(estimates(evaluated(logged, people, "fedipw")))
+        stage = world.known()
+        logged = world.logged(stage)
+        found.append(estimates(evaluated(logged, stage, "fedipw")))
         prob = 1.0 / logged.sample.enrollment.weights
-        ids = people.members.frame["unit_id"].to_numpy()
+        ids = stage.members.frame["unit_id"].to_numpy()
         expected = float((ids / prob).sum() / (1.0 / prob).sum())
         assert found[-1]["hajek"][0] == pytest.approx(expected, rel=1e-9)
     assert found[0]["hajek"] == pytest.approx(found[1]["hajek"], rel=1e-9)  # no part shrinks

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from fedipw.errors import InputError
-from fedipw.evaluation import Metrics
+from fedipw.evaluation.logged import Metrics
 
 GOOD: dict[str, list[Any]] = {
     "unit_id": [1, 2, 1, 3], "round": [1, 1, 4, 4], "value": [0.5, 0.25, 1.0, 2.0],
@@ -24,7 +24,6 @@ def metrics(**changed: Any) -> Metrics:
 def test_rounds_are_told_apart_and_a_round_without_values_is_none() -> None:
     made = metrics()
     assert made.rounds == (1, 4)
-    assert made.has_counts
     part = made.of(4)
     assert part is not None
     assert part["unit_id"].to_list() == [1, 3]
@@ -41,7 +40,7 @@ def test_files_of_either_kind_are_read_with_the_columns_needed(tmp_path: Path, k
     assert made.frame["unit_id"].dtype == (pl.Int64 if kind == "parquet" else pl.String)
     assert made.frame["value"].to_list() == GOOD["value"]
     frame.drop("n").write_parquet(tmp_path / "less.parquet")
-    assert not Metrics.read(tmp_path / "less.parquet").has_counts
+    assert "n" not in Metrics.read(tmp_path / "less.parquet").frame.columns
 
 
 def test_flags_are_a_metric(tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedipw.evaluation import (
+from fedipw.evaluation.estimators import (
     Group,
     HajekMean,
-    KnownEnrollment,
     Moved,
-    TwoPhase,
     moved_by_weights,
     plain_means,
     population_means,
 )
+from fedipw.evaluation.phases import KnownEnrollment
+from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics.types import FloatArray
 
 

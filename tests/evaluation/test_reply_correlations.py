@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedipw.errors import InputError
-from fedipw.evaluation import KnownEnrollment, TwoPhase
+from fedipw.evaluation.phases import KnownEnrollment
+from fedipw.evaluation.sample import TwoPhase
 
 
 def chained(rng: np.random.Generator, n: int, rounds: int, memory: float) -> TwoPhase:

@@ -14,24 +14,25 @@ from scipy.special import expit
 
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear, Logit, Quadratic
 from fedipw.errors import InputError
-from fedipw.evaluation import (
-    CalibratedEnrollment,
-    EnrollmentPhase,
-    Estimator,
-    FittedEnrollment,
+from fedipw.evaluation.estimators import (
     GregMean,
     Group,
     HajekMean,
     HorvitzThompsonMean,
+    MeanEstimator,
+)
+from fedipw.evaluation.phases import (
+    CalibratedEnrollment,
+    EnrollmentPhase,
+    FittedEnrollment,
     KnownEnrollment,
     StepPhase,
-    TwoPhase,
 )
+from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-from fedipw.selection.fit import logistic_fit
-from fedipw.tables.frames import Frame
-from fedipw.tables.partitions import Blocks
-from fedipw.weighting import Balance
+from fedipw.selection.logistic import LogisticFit, logistic_fit
+from fedipw.tables.partitions import Blocks, Frame
+from fedipw.weighting.balance import Balance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,6 +190,7 @@ class World:
 
     steps: int
     shift: float = 0.0  # of the first target from the population's mean
+    l2: float = 0.0  # of every logistic fit
     size: int = 90
     rounds: int = 3
     Z: FloatArray = field(init=False)
@@ -228,7 +230,7 @@ class World:
         prob = self.invite.copy()
         for X, among, passed in self.step_tables():
             own = weights[self.row_client] * among
-            prob *= expit(with_constant(X) @ logistic(X, passed, own))
+            prob *= expit(with_constant(X) @ logistic(X, passed, own, self.l2))
         rows, y = self.replies
         who = self.row_client[rows]
         kappa = np.zeros(self.size)
@@ -246,18 +248,17 @@ class World:
         code, rows = np.cumsum(self.enrolled) - 1, np.flatnonzero(self.replied)
         steps = []
         for X, among, passed in self.step_tables():
-            blocks = Blocks.of_arrays(X[among], passed[among].astype(np.int8))
-            beta = logistic(X, passed, among.astype(np.float64))
+            found = framed_fit(X[among], passed[among], self.l2)
             places = np.cumsum(among)[rows] - 1
             clients = code[self.row_client[among]]
-            steps.append(StepPhase.of(blocks, clients, beta, places, len(self.ids)))
+            steps.append(StepPhase.of(*found, clients=clients, replies=places, n=len(self.ids)))
         prob = self.invite[rows] * np.prod([step.reply_prob for step in steps], axis=0)
         return TwoPhase(
             client=code[self.row_client[rows]], round=self.row_round[rows], prob=prob,
             rounds=self.rounds, enrollment=phase, steps=tuple(steps),
         )  # fmt: skip
 
-    def estimators(self) -> list[Estimator]:
+    def estimators(self) -> list[MeanEstimator]:
         greg = GregMean(self.Z[self.enrolled], self.target)
         return [HorvitzThompsonMean(), HajekMean(), greg]
 
@@ -269,35 +270,47 @@ def with_constant(X: FloatArray) -> FloatArray:
     return np.column_stack([X, np.ones(len(X))])
 
 
-def logistic(X: FloatArray, y: BoolArray, weights: FloatArray) -> FloatArray:
-    """Coefficients by plain Newton, constant last."""
+def logistic(X: FloatArray, y: BoolArray, weights: FloatArray, l2: float) -> FloatArray:
+    """Coefficients by plain Newton, constant last, with a ridge penalty in the columns' units."""
     design, beta = with_constant(X), np.zeros(X.shape[1] + 1)
+    penalty = l2 * np.append(np.ones(X.shape[1]), 0.0)
     for _ in range(12):
         p = expit(design @ beta)
         beta += np.linalg.solve(
-            (design.T * (weights * p * (1 - p))) @ design, design.T @ (weights * (y - p))
+            (design.T * (weights * p * (1 - p))) @ design + np.diag(penalty),
+            design.T @ (weights * (y - p)) - penalty * beta,
         )
     return beta
 
 
+def framed_fit(X: FloatArray, y: BoolArray, l2: float) -> tuple[Blocks, Frame, LogisticFit]:
+    """Rows in a frame that is far from the columns' own units, and the fit on them."""
+    frame = Frame(np.linspace(-1.0, 2.0, X.shape[1]), np.linspace(0.3, 4.0, X.shape[1]))
+    rows = Blocks.of_arrays(frame.standard(X.T.copy()).T, y.astype(np.int8))
+    names = [f"x{j}" for j in range(X.shape[1])]
+    return rows, frame, logistic_fit(rows, names, frame=frame, l2=l2).checked()
+
+
 def fitted_weights(world: World, weights: FloatArray) -> FloatArray:
-    beta = logistic(world.Z, world.enrolled, weights)
+    beta = logistic(world.Z, world.enrolled, weights, world.l2)
     return np.asarray(1 / expit(with_constant(world.Z[world.enrolled]) @ beta))
 
 
 def fitted_phase(world: World) -> FittedEnrollment:
-    blocks = Blocks.of_arrays(world.Z, world.enrolled.astype(np.int8))
-    same = Frame(np.zeros(2), np.ones(2))
-    fit = logistic_fit(blocks, ["a", "b"], frame=same)
-    return FittedEnrollment.of(blocks, same, fit, np.ascontiguousarray(world.Z[world.enrolled].T))
+    columns = np.ascontiguousarray(world.Z[world.enrolled].T)
+    return FittedEnrollment.of(*framed_fit(world.Z, world.enrolled, world.l2), columns)
 
 
 STEPS = pytest.mark.parametrize("steps", [1, 2], ids=["one step", "three steps"])
+RIDGE = pytest.mark.parametrize("l2", [0.0, 8.0], ids=["likelihood", "ridge"])
 
 
 @STEPS
-def test_influences_equal_derivatives_with_a_fitted_model_of_enrollment(steps: int) -> None:
-    world = World(steps)
+@RIDGE
+def test_influences_equal_derivatives_with_a_fitted_model_of_enrollment(
+    steps: int, l2: float
+) -> None:
+    world = World(steps, l2=l2)
     phase = fitted_phase(world)
     sample, step = world.sample(phase), 1e-4 * np.eye(world.size)
     for estimator in world.estimators():
@@ -346,9 +359,12 @@ DISTANCES: dict[str, Distance | InverseLogit] = {
 
 
 @STEPS
-@pytest.mark.parametrize("name", DISTANCES)
-def test_influences_equal_derivatives_with_calibrated_enrollment(name: str, steps: int) -> None:
-    world, distance = World(steps, shift=-0.9 if name == "quadratic" else 0.0), DISTANCES[name]
+@pytest.mark.parametrize(("name", "l2"), [*((name, 0.0) for name in DISTANCES), ("entropy", 8.0)])
+def test_influences_equal_derivatives_with_calibrated_enrollment(
+    name: str, l2: float, steps: int
+) -> None:
+    distance = DISTANCES[name]
+    world = World(steps, shift=-0.9 if name == "quadratic" else 0.0, l2=l2)
     balance = Balance(
         names=("a", "b"), matrix=world.Z, enrolled=world.enrolled, mean=world.target,
         population_size=world.size,

@@ -3,14 +3,17 @@
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam
 
+from fedipw.errors import InputError
 from fedipw.flower import FedIPW, GaussianNoise, Screen
-from flower.testbed import World, theta_of
+from flower.testbed import World, round_of, theta_of
 
 ROUNDS, SIZE = 20, 80
 
@@ -23,10 +26,25 @@ class Sometimes(FedAdam):
         return super().configure_evaluate(server_round, *rest) if due else []
 
 
-def trained(where: Path, rounds: int = ROUNDS, *, private: bool = False) -> FedIPW:
-    """Train to the end, from wherever an earlier process got to; leave the model's numbers."""
+def trained(
+    where: Path, rounds: int = ROUNDS, *, private: bool = False, held_in: int = 0
+) -> FedIPW:
+    """Train to the end, from wherever an earlier process got to; leave the model's numbers.
+
+    In round ``held_in`` the server waits for replies as long as there is a file ``hold``.
+    """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     world = World(size=SIZE, rounds=ROUNDS)
+    grid = world.grid()
+
+    def held(message: Message) -> bool:
+        if message.metadata.message_type == "train" and round_of(message) == held_in:
+            (where / "held").touch()
+            while (where / "hold").exists():
+                time.sleep(0.02)
+        return False
+
+    grid.loses = held
     strategy = FedIPW(
         Sometimes(
             eta=0.1, beta_1=0.9, beta_2=0.99, fraction_train=0.7, fraction_evaluate=0.5,
@@ -37,7 +55,7 @@ def trained(where: Path, rounds: int = ROUNDS, *, private: bool = False) -> FedI
         screen=Screen(clip=0.3) if private else None,
         noise=GaussianNoise(multiplier=0.1, delta=1e-5, seed=3) if private else None,
     )  # fmt: skip
-    result = strategy.start(world.grid(), world.start, num_rounds=rounds)
+    result = strategy.start(grid, world.start, num_rounds=rounds)
     metrics = {
         f"{kind} {index} {name}": value
         for kind, found in (
@@ -51,6 +69,14 @@ def trained(where: Path, rounds: int = ROUNDS, *, private: bool = False) -> FedI
     np.savez(where / "done.npz", theta=theta_of(result.arrays), names=list(metrics),
              values=np.array(list(metrics.values()), dtype=np.float64))  # fmt: skip
     return strategy
+
+
+def refused(where: Path, rounds: int) -> None:
+    """Try to train, and leave the reason why that is refused."""
+    try:
+        trained(where, rounds)
+    except InputError as error:
+        (where / "refused").write_text(str(error))
 
 
 def killed_at(where: Path, rename: int, after: bool, rounds: int) -> None:

@@ -1,18 +1,18 @@
-"""What a client says of itself, and that it need not import the server to say it."""
+"""A client's description and refusal, and what client and server import."""
 
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from fedipw import flower
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from inprocess import InProcessGrid
 
+from fedipw import flower
 from fedipw.flower import declined, describes
-from fedipw.flower.words import UNIT_ID
-from fedipw.tables.population import ID
+from fedipw.flower.client import UNIT_ID
+from fedipw.tables.columns import ID
 
 
 def asked(told: dict[str, Any], columns: list[str]) -> Message:
@@ -47,6 +47,17 @@ def test_a_client_does_not_import_the_server() -> None:
         "import sys\n"
         "from fedipw.flower import declined, describes\n"
         "print(sorted({'polars', 'numba', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_server_does_not_import_the_lab_or_plotting() -> None:
+    code = (
+        "import sys\n"
+        "import fedipw.flower.strategy\n"
+        "unwanted = ('fedipw.lab', 'fedipw.cli', 'matplotlib', 'jinja2')\n"
+        "print([name for name in sys.modules if name.startswith(unwanted) or 'theory' in name])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -27,7 +27,7 @@ PATIENCE = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Finished:
     """What two starts of a server left behind."""
 
     people: Path
@@ -43,8 +43,8 @@ class Outcome:
         frame = Ledger(self.ledger).scan().collect()
         return frame.filter(pl.col("unit_id").is_in(self.units))
 
-    def fates(self, index: int) -> list[str | None]:
-        """Return the fate of each node's invitation in a round."""
+    def outcomes(self, index: int) -> list[str | None]:
+        """Return the outcome of each node's invitation in a round."""
         here = self.rounds.filter(pl.col("round") == index)
         told = dict(zip(here["unit_id"], here["fate"], strict=True))
         return [told[unit] for unit in self.units]
@@ -70,7 +70,7 @@ def node_config(node: int, unit: int, marks: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Kill a node in round 2 and the server in round 3, and start the server again.
 
     Most of the time goes into waiting for the SuperLink to notice that a node is gone, some 46 s.
@@ -93,7 +93,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         (marks / "hold").unlink()
         second = deployment.submitted(APP, f"{config} nodes={len(units) - 1}")
         log = deployment.finished(second, PATIENCE)
-    return Outcome(
+    return Finished(
         people=people, units=units, ledger=ledger, marks=marks, log=log,
         left=owned(deployment.started),
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _wait(marks: Path, index: int, node: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(outcome: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ledger of the same clients in one process, where no server is killed."""
     where = tmp_path_factory.mktemp("uninterrupted")
     (where / "marks").mkdir()
@@ -119,49 +119,49 @@ def uninterrupted(outcome: Outcome, tmp_path_factory: pytest.TempPathFactory) ->
 
     nodes = {
         node + 1: node_config(node, unit, where / "marks")
-        for node, unit in enumerate(outcome.units)
+        for node, unit in enumerate(finished.units)
     }
     grid = InProcessGrid(client_app, nodes, loses)
-    trained(grid, outcome.people, where / "ledger", ROUNDS)
+    trained(grid, finished.people, where / "ledger", ROUNDS)
     return where / "ledger"
 
 
-def test_all_rounds_are_in_the_ledger_once(outcome: Outcome) -> None:
-    assert Ledger(outcome.ledger).rounds == tuple(range(1, ROUNDS + 1))
-    checkpoints = outcome.ledger / "checkpoint"
+def test_all_rounds_are_in_the_ledger_once(finished: Finished) -> None:
+    assert Ledger(finished.ledger).rounds == tuple(range(1, ROUNDS + 1))
+    checkpoints = finished.ledger / "checkpoint"
     trained_rounds = sorted(path.name for path in checkpoints.glob("train-*.json"))
     assert trained_rounds == [f"train-{index:06d}.json" for index in range(1, ROUNDS + 1)]
     models = [path.name for path in checkpoints.glob("round-*.npz")]
     assert models == [f"round-{ROUNDS:06d}.npz"]
 
 
-def test_the_ledger_tells_what_became_of_every_invitation(outcome: Outcome) -> None:
+def test_the_ledger_records_the_outcome_of_every_invitation(finished: Finished) -> None:
     refused = "refused: NaN or infinite values"
     always = ["raised", "declined", refused]
-    assert outcome.fates(1) == ["replied", "replied", *always, "replied"]
-    assert outcome.fates(2) == ["replied", "declined", *always, "lost"]
-    assert outcome.fates(3) == ["replied", "replied", *always, None]
+    assert finished.outcomes(1) == ["replied", "replied", *always, "replied"]
+    assert finished.outcomes(2) == ["replied", "declined", *always, "lost"]
+    assert finished.outcomes(3) == ["replied", "replied", *always, None]
     replied = pl.col("fate") == "replied"
-    assert outcome.rounds.select((replied.fill_null(False) == pl.col("replied")).all()).item()
+    assert finished.rounds.select((replied.fill_null(False) == pl.col("replied")).all()).item()
 
 
-def test_a_killed_node_is_not_available_later(outcome: Outcome) -> None:
-    lost = outcome.rounds.filter(pl.col("unit_id") == outcome.units[LOST]).sort("round")
+def test_a_killed_node_is_not_available_later(finished: Finished) -> None:
+    lost = finished.rounds.filter(pl.col("unit_id") == finished.units[LOST]).sort("round")
     assert lost["available"].to_list() == [True, True, False]
     assert lost["battery"].is_null().to_list() == [False, False, True]
-    others = outcome.rounds.filter(pl.col("unit_id") != outcome.units[LOST])
+    others = finished.rounds.filter(pl.col("unit_id") != finished.units[LOST])
     assert others["available"].all()
 
 
-def test_the_killed_server_goes_on_with_the_round_it_was_in(outcome: Outcome) -> None:
-    assert f"{ROUNDS} rounds, {HELD_IN - 1} of them done before" in outcome.log
-    times = [outcome.times_trained(index, HELD) for index in range(1, ROUNDS + 1)]
+def test_the_killed_server_goes_on_with_the_round_it_was_in(finished: Finished) -> None:
+    assert f"{ROUNDS} rounds, {HELD_IN - 1} of them done before" in finished.log
+    times = [finished.times_trained(index, HELD) for index in range(1, ROUNDS + 1)]
     assert times == [1, 1, 2]
 
 
-def test_the_weights_are_those_of_the_command(outcome: Outcome, tmp_path: Path) -> None:
+def test_the_weights_are_those_of_the_command(finished: Finished, tmp_path: Path) -> None:
     code, _, errors = fedipw(
-        "weights", "--population", outcome.people, "--rounds", outcome.ledger,
+        "weights", "--population", finished.people, "--rounds", finished.ledger,
         "--enrollment", ENROLLMENT, "--participation", PARTICIPATION, "--missing", "drop",
         "--out", tmp_path / "weights.parquet",
     )  # fmt: skip
@@ -170,24 +170,24 @@ def test_the_weights_are_those_of_the_command(outcome: Outcome, tmp_path: Path) 
     assert offline["enrollment_prob"].n_unique() > 2
     for index in range(1, ROUNDS + 1):
         weights = offline.filter(pl.col("round") == index)["weight"].to_numpy()
-        used = _metrics(outcome.ledger, index)["fedipw-weights"]
-        assert len(used) == len(weights) == outcome.fates(index).count("replied")
+        used = _metrics(finished.ledger, index)["fedipw-weights"]
+        assert len(used) == len(weights) == finished.outcomes(index).count("replied")
         np.testing.assert_allclose(used, weights, rtol=1e-10)
 
 
-def test_the_model_is_that_of_an_uninterrupted_run(outcome: Outcome, uninterrupted: Path) -> None:
-    mine, other = (_model(ledger) for ledger in (outcome.ledger, uninterrupted))
+def test_the_model_is_that_of_an_uninterrupted_run(finished: Finished, uninterrupted: Path) -> None:
+    mine, other = (_model(ledger) for ledger in (finished.ledger, uninterrupted))
     assert np.linalg.norm(mine) > 0.1
     np.testing.assert_allclose(mine, other, rtol=1e-12)
     drop = ["opened_at", "fate"]
     ours, theirs = (
-        Ledger(ledger).scan().collect().drop(drop) for ledger in (outcome.ledger, uninterrupted)
+        Ledger(ledger).scan().collect().drop(drop) for ledger in (finished.ledger, uninterrupted)
     )
     assert ours.equals(theirs)
 
 
-def test_no_process_is_left(outcome: Outcome) -> None:
-    assert outcome.left == []
+def test_no_process_is_left(finished: Finished) -> None:
+    assert finished.left == []
 
 
 def _metrics(ledger: Path, index: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from flower.killing import ROUNDS, SIZE, killed_at, trained
+from flower.killing import ROUNDS, SIZE, killed_at, refused, trained
 from flower.testbed import World
 
 KILLS = 10
@@ -123,3 +123,35 @@ def test_noise_and_what_it_spent_go_on_too(tmp_path: Path) -> None:
     finished(trained, tmp_path / "parts", 4, private=True)
     same(tmp_path / "parts", tmp_path / "whole")
     assert outcome(tmp_path / "parts")[1]["train 4 fedipw-epsilon"] > 0.0
+
+
+def test_a_second_server_is_refused_before_it_touches_anything(tmp_path: Path) -> None:
+    rounds = 3
+    for name in ("whole", "shared"):
+        (tmp_path / name).mkdir()
+        World(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
+    finished(trained, tmp_path / "whole", rounds)
+    where, ledger = tmp_path / "shared", tmp_path / "shared" / "ledger"
+    (where / "hold").touch()
+    first = process(trained, where, rounds, held_in=2)
+    while not (where / "held").exists():
+        assert first.is_alive()
+        time.sleep(0.02)
+    before = files_of(ledger)
+    assert len(rounds_of(where)) == 1
+    finished(refused, where, rounds)
+    assert f"process {first.pid} writes the ledger" in (where / "refused").read_text()
+    assert files_of(ledger) == before
+    first.kill()
+    first.join()
+    (where / "hold").unlink()
+    assert files_of(ledger) == before  # the lock file is there, and nobody holds it
+    finished(trained, where, rounds)
+    same(where, tmp_path / "whole")
+    assert not (ledger / ".lock").exists()
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return when each file was written and what is in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}

@@ -39,15 +39,15 @@ from scipy.stats import chi2, norm
 
 from fedipw.errors import InputError
 from fedipw.flower import FedIPW, GaussianNoise, Screen, describes
-from fedipw.flower.fates import settled
-from fedipw.flower.handing import WeightedReply, summed_replies
+from fedipw.flower.outcomes import RoundOutcomes
 from fedipw.flower.privacy import NoisySums
 from fedipw.flower.screen import SentModel, screened
-from fedipw.tables import TableFile
+from fedipw.flower.weighted_sum import WeightedReply, summed_replies
+from fedipw.selection.enrollment import enrollment_stage
 from fedipw.tables.ledger import Ledger
-from fedipw.weighting import method_named
-from fedipw.weighting.logrun import LogPlan, LogRecord, logged_weights
-from fedipw.weighting.people import KnownPopulation
+from fedipw.tables.population import Population
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan, Replay
 
 DELTA = 1e-5
 SIZE = 60  # people
@@ -196,9 +196,9 @@ def test_noise_on_the_model_has_the_stated_size(
         strategy = private(population, tmp_path / str(k), noise, scheme=scheme)
         found.append(run(strategy, population, start=start, dimension=MANY))
     plain, noisy = (theta_of(result).astype(np.float64) for result in found)
-    people = KnownPopulation.of(TableFile(population))
-    plan = LogPlan(method=method_named(scheme), formulas=strategy.study.plan.formulas)
-    table = next(logged_weights(people, Ledger(tmp_path / "1"), plan, LogRecord()))
+    plan = Plan(method=method_named(scheme), formulas=strategy.config.plan.formulas)
+    stage = enrollment_stage(Population(population))
+    table = next(iter(Replay(stage, Ledger(tmp_path / "1"), plan)))
     largest = float(table["weight"].max())  # type: ignore[arg-type]
     sd = 1.5 * 2.0 * largest  # z C max w
     metrics = found[1].train_metrics_clientapp[1]
@@ -277,10 +277,10 @@ def aggregate(updates: list[Any], weights: list[float]) -> Any:
             {"arrays": model(SENT + update), "metrics": MetricRecord({"num-examples": 1.0})}
         )
         replies.append(Message(content, reply_to=invited[place]))
-    fates, screen = settled(invited, replies), Screen(clip=CLIP)
+    outcomes, screen = RoundOutcomes.of(invited, replies), Screen(clip=CLIP)
     view = SentModel.of(sent, screen)
-    factors = screened(fates, view, screen).factors
-    weighted = [WeightedReply(m, weights[k], factors[k]) for k, m in fates.replies.items()]
+    factors = screened(outcomes, view, screen).factors
+    weighted = [WeightedReply(m, weights[k], factors[k]) for k, m in outcomes.replies.items()]
     handed = summed_replies(weighted, "num-examples", view)
     made, _ = FedAvg().aggregate_train(1, handed)
     assert made is not None
@@ -371,7 +371,7 @@ def test_a_round_that_a_crash_cut_off_is_trained_anew_and_counted_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(strategy.book, "close", killed)
+        patch.setattr(strategy.rounds, "close", killed)
         with pytest.raises(KeyboardInterrupt):
             run(strategy, population, rounds=2)
     files = sorted(path.name for path in (tmp_path / "a" / "checkpoint").glob("round-*.npz"))

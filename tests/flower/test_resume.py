@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
+from sklearn.naive_bayes import GaussianNB
 
 from fedipw.errors import InputError
+from fedipw.flower import declined
 from fedipw.tables import Ledger
 
-from .small import Small
+from .small import Small, moved
 
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
 INNER: dict[str, Callable[[], Strategy]] = {
@@ -95,6 +97,43 @@ def test_a_run_that_is_done_returns_its_model(tmp_path: Path) -> None:
     assert len(small.asked) == 3 * 12
 
 
+def test_a_server_goes_on_after_the_rounds_of_another(tmp_path: Path) -> None:
+    def tired(message: Message, index: int) -> Message:
+        return declined(message) if index in {1, 4} else moved(message, index)
+
+    whole, small = made(tmp_path, "whole"), made(tmp_path, "parts")
+    for each in (whole, small):
+        each.behaviours = dict.fromkeys((1, 4, 6, 7), tired)
+    expected = whole.trained(5)
+    small.trained(1)
+    late = small.strategy()  # knows of one round
+    small.trained(3)
+    found = late.start(small.grid, small.start, num_rounds=5)
+    np.testing.assert_array_equal(found.arrays["theta"].numpy(), expected.arrays["theta"].numpy())
+    assert found.train_metrics_clientapp == expected.train_metrics_clientapp
+
+
+def test_the_ledger_is_held_while_a_server_runs_and_free_after_it(tmp_path: Path) -> None:
+    small = Small(tmp_path)
+    ledger = Ledger(tmp_path / "ledger")
+
+    def evaluate(_: int, __: ArrayRecord) -> MetricRecord | None:
+        with pytest.raises(InputError, match="writes the ledger"), ledger.writing():
+            pass
+        if ledger.rounds == (1,):
+            raise RuntimeError("out of memory")
+        return None
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        small.strategy().start(small.grid, small.start, num_rounds=3, evaluate_fn=evaluate)
+    with ledger.writing(), pytest.raises(InputError, match="writes the ledger"):
+        small.trained(3)
+    assert small.asked == [(1, 100 + k) for k in range(12)]
+    small.trained(3)
+    assert ledger.rounds == (1, 2, 3)
+    assert not (tmp_path / "ledger" / ".lock").exists()
+
+
 def test_only_the_model_of_the_last_round_is_kept(tmp_path: Path) -> None:
     small = Small(tmp_path)
     small.trained(3)
@@ -107,7 +146,7 @@ def test_only_the_model_of_the_last_round_is_kept(tmp_path: Path) -> None:
     [
         {"scheme": "participation-only"}, {"participation": "battery + age"},
         {"enrollment": "age**2"}, {"availability": "age", "history": True}, {"trim": 3.0},
-        {"refit_every": 3},
+        {"refit_every": 3}, {"l2": 1.0}, {"folds": 3}, {"classifier": "boosting", "folds": 2},
     ],
 )  # fmt: skip
 def test_other_settings_are_refused(tmp_path: Path, other: dict[str, Any]) -> None:
@@ -115,6 +154,18 @@ def test_other_settings_are_refused(tmp_path: Path, other: dict[str, Any]) -> No
     small.trained(2)
     with pytest.raises(InputError, match=r"under other settings|other columns|not those of"):
         small.trained(3, **other)
+
+
+def test_a_classifier_itself_is_part_of_the_settings(tmp_path: Path) -> None:
+    whole, parts = made(tmp_path, "whole"), made(tmp_path, "parts")
+    given: dict[str, Any] = {"folds": 2, "classifier": GaussianNB()}
+    expected = whole.trained(3, **given)
+    parts.trained(2, **given)
+    with pytest.raises(InputError, match="under other settings"):
+        parts.trained(3, folds=2, classifier=GaussianNB(var_smoothing=0.1))
+    found = parts.trained(3, folds=2, classifier=GaussianNB())
+    assert found.train_metrics_clientapp == expected.train_metrics_clientapp
+    assert len(set(found.train_metrics_clientapp[3]["fedipw-weights"])) > 2
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

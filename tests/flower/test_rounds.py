@@ -1,4 +1,4 @@
-"""Who is asked, who is invited, what became of it, and what the ledger tells of it."""
+"""Who is asked and invited, the outcome of each invitation, and its record in the ledger."""
 
 import logging
 import random
@@ -15,18 +15,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedipw.errors import InputError
-from fedipw.flower import Fate, declined
-from fedipw.flower.fates import fate_of, settled
+from fedipw.flower import Outcome, declined
+from fedipw.flower.outcomes import RoundOutcomes, outcome_of
 from fedipw.tables import Ledger
 
-from .small import INSIDE, Small, answered, moved, theta
+from .small import INSIDE, SIZE, Small, answered, moved, theta
 
 
 def fails(message: Message, index: int) -> Message:
     raise RuntimeError(f"{message.metadata.message_type} of round {index} failed")
 
 
-def test_the_ledger_tells_each_fate(tmp_path: Path) -> None:
+def test_the_ledger_records_each_outcome(tmp_path: Path) -> None:
     small = Small(
         tmp_path,
         {
@@ -44,8 +44,8 @@ def test_the_ledger_tells_each_fate(tmp_path: Path) -> None:
         m.metadata.dst_node_id == 106 and "query" not in (m.metadata.message_type)
     )
     result = small.trained(ask_timeout=0.01)
-    fates = {unit: row["fate"] for unit, row in small.round().items()}
-    assert fates == {
+    outcomes = {unit: row["fate"] for unit, row in small.round().items()}
+    assert outcomes == {
         "u0": "raised", "u1": "declined", "u2": "lost", "u3": "expired", "u4": "crashed",
         "u5": "failed", "u6": "silent", "u7": None, "u8": None,
         "u9": "replied", "u10": "replied", "u11": "replied",
@@ -56,12 +56,13 @@ def test_the_ledger_tells_each_fate(tmp_path: Path) -> None:
     assert all(row["invited"] == row["available"] for row in rows.values())
     assert [u for u, row in rows.items() if row["replied"]] == ["u9", "u10", "u11"]
     told = result.train_metrics_clientapp[1]
-    for fate in Fate:
-        assert told[f"fedipw-{fate.value}"] == list(fates.values()).count(fate.value)
+    for outcome in Outcome:
+        count = list(outcomes.values()).count(outcome.value)
+        assert told[f"fedipw-{outcome.value}"] == count
 
 
-def test_every_code_has_a_fate() -> None:
-    found = {code: fate_of(Error(code)).value for code in (*range(9), 1000, 4321)}
+def test_every_code_has_an_outcome() -> None:
+    found = {code: outcome_of(Error(code)).value for code in (*range(9), 1000, 4321)}
     assert found == {
         0: "failed", 1: "failed", 2: "raised", 3: "expired", 4: "expired", 5: "lost", 6: "failed",
         7: "failed", 8: "crashed", 1000: "declined", 4321: "declined",
@@ -75,9 +76,9 @@ def test_answers_to_other_rounds_and_second_answers_do_not_count(tmp_path: Path)
     replies = list(small.grid.send_and_receive(sent))
     old = moved(sent[0], 1)
     old.metadata.__dict__["_reply_to_message_id"] = "message of long ago"
-    made = settled(wrapped.book.invited, [*replies, replies[0], old])
+    made = RoundOutcomes.of(wrapped.rounds.invited, [*replies, replies[0], old])
     assert made.strays == 2
-    assert set(made.fates.values()) == {Fate.REPLIED}
+    assert set(made.outcomes.values()) == {Outcome.REPLIED}
     _, metrics = wrapped.aggregate_train(1, [*replies, replies[0], old])
     assert metrics is not None
     assert metrics["fedipw-strays"] == 2
@@ -203,6 +204,28 @@ def test_clients_that_join_later_are_not_invited_before(tmp_path: Path) -> None:
     )
     small.trained(3)
     assert [("u2" in small.round(index)) for index in (1, 2, 3)] == [False, False, True]
+
+
+def test_a_client_that_leaves_between_training_and_evaluation_is_not_evaluated(
+    tmp_path: Path,
+) -> None:
+    small = Small(tmp_path)
+    opened = [datetime(2026, 3, 1, hour, tzinfo=UTC) for hour in (4, 6)]
+    left = [datetime(2026, 3, 1, 5, tzinfo=UTC) if k == 2 else None for k in range(SIZE)]
+    small.people.with_columns(pl.Series("enrolled_until", left)).write_parquet(
+        tmp_path / "people.parquet"
+    )
+    moments = iter(opened)
+    inner = FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    result = small.trained(1, inner, clock=lambda: next(moments))
+    found = result.evaluate_metrics_clientapp[1]
+    names = ("available", "invited", "replied", "strays")
+    assert [found[f"fedipw-{name}"] for name in names] == [INSIDE - 1] * 3 + [0]
+    assert small.round()["u2"]["replied"]
+    rows = Ledger(tmp_path / "ledger" / "evaluation").read(1)
+    assert rows["unit_id"].to_list() == [f"u{k}" for k in range(INSIDE) if k != 2]
+    assert rows["replied"].all()
+    assert set(rows["opened_at"]) == {opened[1]}
 
 
 def test_a_round_knows_when_it_opened(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from cli.command import fedipw
 from fedipw.flower import FedIPW
 from fedipw.flower.screen import metrics_of
 from fedipw.lab.engine.server import Adam, Momentum, PlainStep, ServerStep, Yogi
-from fedipw.weighting.registry import METHODS, SourceKind
+from fedipw.weighting.methods import METHODS
+from fedipw.weighting.pipeline import Probabilities
 
 from .testbed import World, theta_of
 
@@ -66,7 +67,8 @@ class Recorder(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-LIVE = [m.name for m in METHODS.values() if m.source in {SourceKind.NONE, SourceKind.TWO_STAGE}]
+KNOWN_LIVE = {Probabilities.NONE, Probabilities.FITTED}
+LIVE = [m.name for m in METHODS.values() if m.base.probabilities in KNOWN_LIVE]
 TOTALS = ("calibrated", "participation-only", "efficient")
 WITH_TOTALS = [m for m in LIVE if m.startswith(TOTALS) and not m.endswith("-hajek")]
 
@@ -95,17 +97,58 @@ def test_weights_are_those_found_in_the_ledger_later(
     FedIPW(
         inner, ledger=tmp_path / "ledger", scheme=scheme, covariates=world.columns, **known
     ).start(world.grid(), world.start, num_rounds=world.rounds)
-    out = tmp_path / "weights.parquet"
-    code, _, err = fedipw("weights", *options, "--rounds", tmp_path / "ledger", "--scheme", scheme,
-                          "--out", out)  # fmt: skip
+    found = offline_weights(tmp_path, *options, "--scheme", scheme)
+    assert_same(world, inner.handed, found, rel=1e-9)
+
+
+def offline_weights(where: Path, *options: object) -> pl.DataFrame:
+    """Return what the command finds in a ledger."""
+    out = where / "weights.parquet"
+    code, _, err = fedipw("weights", "--rounds", where / "ledger", "--out", out, *options)
     assert code == 0, err
+    return pl.read_parquet(out)
+
+
+def assert_same(
+    world: World, handed: dict[int, dict[int, float]], found: pl.DataFrame, *, rel: float
+) -> None:
     ids = world.federation.population.frame["unit_id"].to_list()
-    for (index,), part in pl.read_parquet(out).group_by(["round"]):
+    for (index,), part in found.group_by(["round"]):
         offline = dict(part.select("unit_id", "weight").rows())
-        used = {
-            ids[world.inside[node - 1000]]: w for node, w in inner.handed[int(str(index))].items()
-        }
+        used = {ids[world.inside[node - 1000]]: w for node, w in handed[int(str(index))].items()}
         assert used.keys() == offline.keys()
         for unit, weight in offline.items():
-            assert used[unit] == pytest.approx(weight, rel=1e-9, abs=1e-12)
-    assert len(inner.handed) == world.rounds
+            assert used[unit] == pytest.approx(weight, rel=rel, abs=1e-12)
+    assert len(handed) == world.rounds
+
+
+def boosted(world: World, where: Path, rounds: int) -> tuple[Recorder, Any]:
+    """Train with boosted trees for both stages, from wherever an earlier run got to."""
+    inner = Recorder(fraction_train=0.8, **QUIET)
+    wrapped = FedIPW(
+        inner, population=where / "people.parquet", ledger=where / "ledger",
+        covariates=world.columns, classifier="boosting", folds=3,
+    )  # fmt: skip
+    return inner, wrapped.start(world.grid(), world.start, num_rounds=rounds)
+
+
+def test_boosting_gives_the_weights_of_the_command_and_goes_on_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    world = World(size=240, rounds=4)
+    places = [tmp_path / "whole", tmp_path / "parts"]
+    for place in places:
+        place.mkdir()
+        world.put(place)
+    inner, whole = boosted(world, places[0], world.rounds)
+    options = ("--population", places[0] / "people.parquet", "--missing", "drop")
+    found = offline_weights(places[0], *options, "--classifier", "boosting", "--folds", 3)
+    assert_same(world, inner.handed, found, rel=1e-10)
+    assert found["enrollment_prob"].n_unique() > 10
+    last = found.filter(round=world.rounds)
+    assert last["participation_prob"].n_unique() > 10  # a model's, not a rate
+    logistic = offline_weights(places[0], *options).filter(round=world.rounds)
+    assert (logistic["weight"] - last["weight"]).abs().max() > 1e-3  # type: ignore[operator]
+    boosted(world, places[1], 2)
+    _, resumed = boosted(world, places[1], world.rounds)
+    np.testing.assert_array_equal(theta_of(resumed.arrays), theta_of(whole.arrays))

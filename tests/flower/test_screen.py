@@ -1,6 +1,7 @@
 """Bad replies are recorded and left out; one client moves the model by so much and no more."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvgM
+from flwr.serverapp.strategy import FedAvg, FedAvgM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import DivergedError, InputError
-from fedipw.flower import Screen
+from fedipw.flower import FedIPW, Screen
 
 from .small import INSIDE, Behaviour, Small, answered, theta
+from .testbed import World
 
 
 def metrics(**more: Any) -> MetricRecord:
@@ -121,7 +123,7 @@ def test_a_bad_reply_is_recorded_and_left_out(
     np.testing.assert_allclose(result.arrays["theta"].numpy(), 1.0)  # the others' mean
     assert result.train_metrics_clientapp[1]["fedipw-refused"] == 1
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(0.5)
-    assert any("left out" in record.message for record in caplog.records)
+    assert any("is refused" in record.message for record in caplog.records)
 
 
 def test_a_reply_of_another_precision_counts(tmp_path: Path) -> None:
@@ -196,6 +198,53 @@ def test_the_bound_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptur
     told = [r.getMessage() for r in caplog.records if "no client moves" in r.getMessage()]
     assert len(told) == 1
     assert "2 x max w" in told[0]
+
+
+LATER, SHARES, FACTOR = "known when a round closes", "since weights are shares", "e / (part"
+BOUNDS = {
+    "fedavg": SHARES,
+    "fedipw": FACTOR,
+    "fedipw-hajek": SHARES,
+    "participation-only": FACTOR,
+    "greg": LATER,
+    "greg-hajek": LATER,
+    "greg-nonnegative": ", and at least 0.7;",
+    "greg-nonnegative-hajek": SHARES,
+    "calibrated-quadratic": FACTOR,
+    "calibrated-quadratic-hajek": SHARES,
+    "calibrated-linear": FACTOR,
+    "calibrated-linear-hajek": LATER,
+    "calibrated-linear-hajek, guard=trim(3)": LATER,
+}
+LIMITS = re.compile(r"(?:x max w <= |, and at least )([0-9.e+-]+)")
+OVER = re.compile(r"so ([0-9.e+-]+) over that probability")
+
+
+@pytest.mark.parametrize("scheme", BOUNDS)
+def test_no_round_exceeds_the_bound_printed_at_the_start(
+    tmp_path: Path, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, clip = World(seed=3, size=200, rounds=5), 0.7
+    strategy = FedIPW(
+        FedAvg(fraction_train=0.8, fraction_evaluate=0.0, min_available_nodes=1),
+        population=world.put(tmp_path), ledger=tmp_path / "ledger", covariates=world.columns,
+        scheme=scheme, screen=Screen(clip=clip),
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = strategy.start(world.grid(), world.start, num_rounds=world.rounds)
+    (line,) = (r.getMessage() for r in caplog.records if "no client moves" in r.getMessage())
+    assert BOUNDS[scheme] in line
+    limit, over = LIMITS.search(line), OVER.search(line)
+    assert (limit is None and over is None) == (BOUNDS[scheme] == LATER)
+    rounds: dict[int, Any] = dict(result.train_metrics_clientapp)
+    for found in rounds.values():
+        assert found["fedipw-influence"] == clip * found["fedipw-weight-largest"] > 0.0
+        bound = 0.0 if BOUNDS[scheme] != LATER else np.inf
+        if limit is not None:
+            bound = float(limit[1])
+        if over is not None:
+            bound = max(bound, float(over[1]) / found["fedipw-participation-smallest"])
+        assert found["fedipw-influence"] <= bound * (1.0 + 1e-9)
 
 
 def test_clipping_refuses_whole_numbers(tmp_path: Path) -> None:

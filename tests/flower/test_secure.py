@@ -35,15 +35,16 @@ from fedipw.flower.secure import (
     scaled_update,
     weighted_sum,
 )
-from fedipw.selection import Formulas, LogSettings, LogWindow, StageModel
-from fedipw.tables import TableFile
+from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.saved import StageModel
+from fedipw.selection.steps import Formulas
 from fedipw.tables.design import Missing
 from fedipw.tables.ledger import Ledger
-from fedipw.tables.targets import Targets
-from fedipw.weighting import method_named
-from fedipw.weighting.live import LiveLog
-from fedipw.weighting.logrun import LogPlan, LogRecord, logged_weights
-from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.tables.population import Population
+from fedipw.weighting.live import Live
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan, Record, Replay
 
 SETUP, SHARE_KEYS, MASKED, UNMASK = "setup", "share_keys", "collect_masked_vectors", "unmask"
 CONFIGS = "secaggplus_configs"
@@ -229,29 +230,29 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def people_of(study: Path, scheme: str) -> KnownPopulation | KnownTotals:
+def stage_of(study: Path, scheme: str) -> EnrollmentStage:
     if scheme == "fedipw":
-        return KnownPopulation.of(TableFile(study / "people.parquet"), "age*os")
+        return enrollment_stage(Population(study / "people.parquet"), "age*os")
     mean = pl.read_parquet(study / "people.parquet")["age"].mean()
     assert isinstance(mean, float)
     targets = study / "targets.csv"
     targets.write_text(f"name,value\nage,{mean!r}\n")
-    return KnownTotals.of(TableFile(study / "inside.parquet"), Targets.read(targets))
+    return enrollment_stage(Population.from_totals(study / "inside.parquet", targets))
 
 
-def weighed(study: Path, scheme: str) -> LogRecord:
-    record = LogRecord()
-    plan = LogPlan(
+def weighed(study: Path, scheme: str) -> Record:
+    plan = Plan(
         method=method_named(scheme), formulas=Formulas(reply="battery + os", availability="age"),
-        settings=LogSettings(window=LogWindow.POOLED),
+        settings=ParticipationSettings(window=Window.POOLED),
     )  # fmt: skip
-    for table in logged_weights(people_of(study, scheme), Ledger(study / "rounds"), plan, record):
+    replay = Replay(stage_of(study, scheme), Ledger(study / "rounds"), plan)
+    for table in replay:
         table.write_parquet(study / f"{scheme}-{table['round'][0]}.parquet")
-    return record
+    return replay.record
 
 
 @pytest.fixture(scope="module")
-def record(study: Path) -> LogRecord:
+def record(study: Path) -> Record:
     return weighed(study, "fedipw")
 
 
@@ -280,23 +281,23 @@ def test_a_client_finds_the_weight_the_server_finds(study: Path, scheme: str) ->
 
 
 def test_a_live_server_knows_weights_of_all_it_invites_before_anybody_replies(
-    study: Path, record: LogRecord, tmp_path: Path
+    study: Path, record: Record, tmp_path: Path
 ) -> None:
     models = record.participation
-    plan = LogPlan(method=method_named("fedipw"), models=models)
-    live = LiveLog(people_of(study, "fedipw"), Ledger(tmp_path / "rounds"), plan)
+    plan = Plan(method=method_named("fedipw"), models=models)
+    live = Live(stage_of(study, "fedipw"), Ledger(tmp_path / "rounds"), plan)
     table = Ledger(study / "rounds").read(3)
     live.open(table)
     invited, replied = table["invited"].to_numpy(), table["replied"].to_numpy()
-    before = live.weights(invited)
-    after = live.weights(replied)
+    before = live.weigh(invited)
+    after = live.weigh(replied)
     assert before is not None
     assert after is not None
     by_row = dict(zip(before.replies.rows.tolist(), before.weights, strict=True))
     assert len(by_row) == invited.sum() > replied.sum()
     np.testing.assert_array_equal([by_row[row] for row in after.replies.rows], after.weights)
-    assert live.record.enrollment is not None
-    own = WeightModel.horvitz_thompson(live.record.enrollment, models.values(), N)
+    assert record.enrollment is not None
+    own = WeightModel.horvitz_thompson(record.enrollment, models.values(), N)
     place = int(np.flatnonzero(invited)[0])
     row = {**people_row(study, table["unit_id"][place]), "battery": table["battery"][place]}
     assert own.weight(row, 0.7) == pytest.approx(before.weights[0], rel=1e-12, abs=0.0)
@@ -306,7 +307,7 @@ def people_row(study: Path, unit: int) -> dict[str, Any]:
     return pl.read_parquet(study / "people.parquet").row(unit, named=True)
 
 
-def test_a_weight_model_carries_no_more_of_a_fit_than_its_coefficients(record: LogRecord) -> None:
+def test_a_weight_model_carries_no_more_of_a_fit_than_its_coefficients(record: Record) -> None:
     assert record.enrollment is not None
     text = WeightModel.horvitz_thompson(record.enrollment, (), N).to_json()
     whole = record.enrollment.to_json()["fit"]
@@ -320,7 +321,7 @@ def test_a_weight_model_carries_no_more_of_a_fit_than_its_coefficients(record: L
     [({"os": "beos"}, "os"), ({"age": None}, "age"), ({"age": "old"}, "age")],
 )
 def test_a_client_the_models_do_not_know_has_no_weight(
-    record: LogRecord, change: dict[str, Any], message: str
+    record: Record, change: dict[str, Any], message: str
 ) -> None:
     assert record.enrollment is not None
     model = WeightModel.horvitz_thompson(record.enrollment, (), N)
@@ -328,9 +329,9 @@ def test_a_client_the_models_do_not_know_has_no_weight(
         model.weight({"age": 0.0, "os": "web", **change})
 
 
-def test_a_level_that_no_fitted_row_had_has_no_weight(record: LogRecord) -> None:
+def test_a_level_that_no_fitted_row_had_has_no_weight(record: Record) -> None:
     assert record.enrollment is not None
-    fit = replace(record.enrollment.fit, constant=("os[web]",))
+    fit = replace(record.enrollment.logistic(), constant=("os[web]",))
     stage = StageModel(stage="enrollment", design=record.enrollment.design, fit=fit)
     model = WeightModel.from_json(WeightModel.horvitz_thompson(stage, (), N).to_json())
     assert model.weight({"age": 0.0, "os": "ios"}) > 0.0
@@ -338,7 +339,7 @@ def test_a_level_that_no_fitted_row_had_has_no_weight(record: LogRecord) -> None
         model.weight({"age": 0.0, "os": "web"})
 
 
-def test_missing_values_under_the_policy_drop_are_named(record: LogRecord) -> None:
+def test_missing_values_under_the_policy_drop_are_named(record: Record) -> None:
     assert record.enrollment is not None
     design = replace(record.enrollment.design, missing=Missing.DROP)
     stage = StageModel(stage="enrollment", design=design, fit=record.enrollment.fit)
@@ -346,7 +347,7 @@ def test_missing_values_under_the_policy_drop_are_named(record: LogRecord) -> No
         WeightModel.horvitz_thompson(stage, (), N).weight({"age": None, "os": "web"})
 
 
-def test_weight_models_that_make_no_sense_are_refused(record: LogRecord) -> None:
+def test_weight_models_that_make_no_sense_are_refused(record: Record) -> None:
     assert record.enrollment is not None
     steps = record.participation
     with pytest.raises(InputError, match="not one of enrollment"):
@@ -359,7 +360,7 @@ def test_weight_models_that_make_no_sense_are_refused(record: LogRecord) -> None
         WeightModel.horvitz_thompson(record.enrollment, (), 0.0)
     with pytest.raises(InputError, match="invite_prob"):
         WeightModel.calibrated(0.1, []).weight({}, invite_prob=0.0)
-    for text in ("{}", "[]", "no", '{"format": "fedipw-weight-model", "version": 2}'):
+    for text in ("{}", "[]", "no", '{"format": "fedipw-weight-model", "version": 1}'):
         with pytest.raises(InputError, match="no weight model"):
             WeightModel.from_json(text)
 

@@ -11,7 +11,14 @@ from flwr.clientapp import ClientApp
 from inprocess import InProcessGrid
 
 from fedipw.flower import declined, describes
-from fedipw.lab.engine import Federation, LocalWork, RoundWork, Simulation, Training, client_updates
+from fedipw.lab.engine import (
+    Federation,
+    LocalWork,
+    LogisticTrainer,
+    RoundWork,
+    Simulation,
+    Training,
+)
 from fedipw.lab.engine.server import ServerStep
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import Testbed
@@ -98,7 +105,7 @@ class World:
                 return declined(message, "busy")
             theta = message.content.array_records["arrays"]["theta"].numpy()
             work = RoundWork(clients=np.array([row]), theta=theta, key=0)
-            update = client_updates(clients, LocalWork(), L2, work)[0]
+            update = LogisticTrainer(clients, LocalWork(), L2).updates(work)[0]
             return reply(message, theta + update, {"num-examples": 20, "z2": z2[row]})
 
         @app.evaluate()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from fedipw.numerics.distance import squared_distance
+from fedipw.numerics.compiled import squared_distance
 
 
 @given(

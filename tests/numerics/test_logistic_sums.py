@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from fedipw.numerics.logistic import logistic_losses, logistic_sums, sigmoid_mean, sigmoids
+from fedipw.numerics.logistic import (
+    logistic_losses,
+    logistic_sums,
+    sigmoid_mean,
+    sigmoids,
+    softplus_divergence,
+)
 from fedipw.numerics.newton import Sums
 from fedipw.numerics.types import FloatArray, LabelArray
 
@@ -162,3 +169,21 @@ def test_sigmoid_mean_and_its_slope() -> None:
     np.testing.assert_allclose(mean, prob.mean(), rtol=1e-13)
     np.testing.assert_allclose(slope, (prob * (1.0 - prob)).mean(), rtol=1e-13)
     np.testing.assert_allclose(sigmoids(score, 0.7), prob, rtol=1e-15 * 4)
+
+
+@given(u=st.floats(-30.0, 30.0), exponent=st.floats(-12.0, 2.0), sign=st.sampled_from([-1.0, 1.0]))
+def test_a_loss_above_its_tangent_has_eleven_digits_at_any_shift(
+    u: float, exponent: float, sign: float
+) -> None:
+    shift = sign * 10.0**exponent
+    with localcontext(prec=100):
+        at, d = Decimal(u), Decimal(shift)
+        rise = (1 + (at + d).exp()).ln() - (1 + at.exp()).ln()
+        expected = float(rise - d / (1 + (-at).exp()))
+    got = softplus_divergence(np.array([u]), np.array([shift]))
+    np.testing.assert_allclose(got, expected, rtol=1e-11)
+
+
+def test_a_loss_above_its_tangent_stays_finite_far_out() -> None:
+    u, shift = np.array([800.0, -800.0, 800.0, -800.0]), np.array([-2e3, 2e3, 5.0, -5.0])
+    np.testing.assert_array_equal(softplus_divergence(u, shift), [1200.0, 1200.0, 0.0, 0.0])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fedipw.numerics import threads
 from fedipw.numerics.logistic import logistic_losses, logistic_sums
 from fedipw.numerics.threads import limit_threads, over_ranges
-from fedipw.selection.panel import Panel
+from fedipw.selection.logistic import logistic_fit
+from fedipw.selection.rowstore import Panel, PanelStore
 
 
 @contextmanager
@@ -68,20 +69,20 @@ def test_an_error_in_any_range_reaches_the_caller(failing: int) -> None:
 
 def some_panel(clients: int, rounds: int) -> Panel:
     rng = np.random.default_rng(5)
-    static = np.column_stack([np.ones(clients), rng.normal(size=(clients, 2))])
-    varying = rng.normal(size=(rounds, 2, clients))
-    return Panel(
-        static=static, varying=varying, replied=np.asarray(rng.random((rounds, clients)) < 0.3)
-    )
+    store = PanelStore(rng.normal(size=(2, clients)), np.array([0, 2]), columns=4)
+    for _ in range(rounds):
+        labels = (rng.random(clients) < 0.3).astype(np.int8)
+        store.append(rng.normal(size=(2, clients)), labels, np.arange(clients))
+    return store.rounds(0, rounds)
 
 
 def panel_bytes(limit: int) -> list[bytes]:
     panel = some_panel(clients=1700, rounds=20)  # four chunks of clients, the last one partial
     with at_most(limit):
-        at = panel.sums(np.array([0.1, -0.2, 0.3, 0.5, -0.5]))
-        fit = panel.fit(np.zeros(5)).result
-    values = np.array([at.value, fit.value])
-    return [a.tobytes() for a in (values, at.gradient, at.hessian, fit.point, fit.hessian)]
+        at, _ = panel.likelihood_sums(np.array([0.1, -0.2, 0.3, 0.5, -0.5]))
+        fit = logistic_fit(panel, ("a", "b", "c", "d"), frame=panel.frame).checked()
+    values = np.array([at.value, at.largest, fit.log_likelihood])
+    return [a.tobytes() for a in (values, at.gradient, at.hessian, fit.point, fit.covariance)]
 
 
 def logistic_bytes(limit: int) -> list[bytes]:

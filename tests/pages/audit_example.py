@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedipw.audit.parts import (
+from fedipw.audit.values import (
     Audit,
     AuditSettings,
-    BalanceCell,
-    BalanceLine,
-    BalancePart,
     Coefficient,
-    EmptyPart,
     EstimateLine,
     Finding,
     HeatPart,
@@ -21,15 +17,17 @@ from fedipw.audit.parts import (
     OverlapPart,
     RateLine,
     RatePart,
-    Reliability,
     RoundLine,
-    SensitivityLine,
     Sizes,
     StagePart,
     Verdict,
     WeightPart,
 )
-from fedipw.evaluation.estimates import EVERYONE
+from fedipw.evaluation.balance import BalanceCell, BalanceLine, BalanceTable
+from fedipw.evaluation.diagnostics import ReliabilityBin
+from fedipw.evaluation.estimators import EVERYONE
+from fedipw.evaluation.evaluate import Sensitivity
+from fedipw.selection.overlap import Cell
 
 GROUPS = ("enrolled", "participants", "enrolled weighted", "participants weighted")
 COLUMNS = (
@@ -85,6 +83,8 @@ def _settings() -> AuditSettings:
         enrollment="age + income + network + region",
         participation="hour + battery_health + network",
         participation_fit="two-step",
+        threshold=0.01,
+        min_cell=10,
     )
 
 
@@ -92,7 +92,7 @@ def _stage(name: str, rng: Rng) -> StagePart:
     rate = {"enrollment": 0.455, "availability": 0.62, "reply": 0.6}[name]
     centres = np.linspace(0.04, 0.92, 10)
     reliability = tuple(
-        Reliability(
+        ReliabilityBin(
             count=int(rng.integers(900, 5_000)),
             mean_prob=float(p),
             rate=float(np.clip(p + rng.normal(0, 0.015), 0.0, 1.0)),
@@ -148,15 +148,15 @@ def _overlap() -> OverlapPart:
         estimated_size=47_902.3,
         effective_sample_size=14_211.8,
         empty=(
-            EmptyPart(name="region = islands, network = 3g", population=412),
-            EmptyPart(name="region = highlands, age 58 to 91", population=96),
-            EmptyPart(name="network = 3g, memory_gb below 2", population=31),
+            Cell(name="region = islands, network = 3g", population=412),
+            Cell(name="region = highlands, age 58 to 91", population=96),
+            Cell(name="network = 3g, memory_gb below 2", population=31),
         ),
         empty_small=4,
     )
 
 
-def balance_part(rng: Rng, shift: float, names: tuple[str, ...] = COLUMNS) -> BalancePart:
+def balance_part(rng: Rng, shift: float, names: tuple[str, ...] = COLUMNS) -> BalanceTable:
     lines = []
     for k, name in enumerate(names):
         raw = float(rng.normal(0, 0.22 * shift))
@@ -169,7 +169,7 @@ def balance_part(rng: Rng, shift: float, names: tuple[str, ...] = COLUMNS) -> Ba
             for group, smd in zip(GROUPS, smds, strict=True)
         }
         lines.append(BalanceLine(name=name, mean=mean, sd=sd, groups=groups))
-    return BalancePart(scale_from="population", groups=GROUPS, lines=tuple(lines), hidden=3)
+    return BalanceTable(scale_from="population", groups=GROUPS, lines=tuple(lines), hidden=3)
 
 
 def _weights(name: str, count: int, rng: Rng) -> WeightPart:
@@ -296,7 +296,7 @@ def _metric(rng: Rng, shift: float) -> MetricPart:
         confidence=0.95,
         estimates=tuple(estimates),
         sensitivity=tuple(
-            SensitivityLine(
+            Sensitivity(
                 odds_ratio=o,
                 low=0.71 - 0.05 * np.log(o),
                 high=0.71 + 0.045 * np.log(o),
@@ -308,6 +308,8 @@ def _metric(rng: Rng, shift: float) -> MetricPart:
         moved=-0.03 * shift,
         moved_error=0.006,
         hidden=2,
+        gain=None,
+        sensitivity_reason="",
     )
 
 

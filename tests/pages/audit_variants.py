@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedipw.audit.parts import Audit, BalancePart, EmptyPart, Histogram, Sizes
-from fedipw.evaluation.estimates import EVERYONE
+from fedipw.audit.values import Audit, Histogram
+from fedipw.evaluation.balance import BalanceTable
+from fedipw.evaluation.estimators import EVERYONE
+from fedipw.selection.overlap import Cell
 
 from .audit_example import balance_part, example, rate_part, rounds_part
 
@@ -42,7 +44,7 @@ def without_rounds() -> Audit:
     return replace(
         full,
         title="Enrollment alone",
-        sizes=Sizes(population=48_210.0, population_table=True, enrolled=21_930),
+        sizes=replace(full.sizes, enrolled=21_930, rounds=0, rows=0, replies=0, clients_replied=0),
         stages=full.stages[:1],
         balance=_groups_kept(full.balance, ("enrolled", "enrolled weighted")),
         weights=full.weights[:1],
@@ -145,7 +147,7 @@ def hostile() -> Audit:
         title=NASTY[1],
         settings=replace(full.settings, enrollment=NASTY[2], scheme=NASTY[0]),
         stages=tuple(replace(s, formula=NASTY[1] + NASTY[2]) for s in full.stages),
-        overlap=replace(full.overlap, empty=tuple(EmptyPart(name=n, population=50) for n in NASTY)),
+        overlap=replace(full.overlap, empty=tuple(Cell(name=n, population=50) for n in NASTY)),
         balance=balance_part(rng, 1.0, NASTY),
         rates=tuple(rate_part(n, NASTY, rng) for n in NASTY[:3]),
         heat=(heat,),
@@ -164,7 +166,7 @@ def hostile() -> Audit:
     )
 
 
-def _groups_kept(balance: BalancePart, groups: tuple[str, ...]) -> BalancePart:
+def _groups_kept(balance: BalanceTable, groups: tuple[str, ...]) -> BalanceTable:
     lines = tuple(
         replace(line, groups={g: line.groups[g] for g in groups}) for line in balance.lines
     )

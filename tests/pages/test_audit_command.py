@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from cli import command
-from fedipw.audit.compare_tables import paired_rates
-from fedipw.audit.pages import embedded_audit
+from fedipw.audit.compare import paired_rates, written_audit
+from fedipw.audit.values import RateLine, RatePart
 from fedipw.tables import Ledger
 
 from .browser import Scheme, all_open, artifacts, asked, chromium, opened, resized
@@ -130,7 +130,7 @@ def test_a_page_of_the_command_has_every_plot_and_its_verdict(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     text = pages["before"].read_text()
-    audit = embedded_audit(text)
+    audit = written_audit(text).to_json()
     assert "zq-" not in text
     assert len(audit["heat"]) == 3
     assert audit["heat"][0]["hours"] == list(range(24))
@@ -148,7 +148,8 @@ def test_a_page_of_the_command_has_every_plot_and_its_verdict(
 def test_a_comparison_shows_that_enrollment_came_nearer_to_the_population(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
-    first, second = (embedded_audit(pages[name].read_text()) for name in ("before", "after"))
+    texts = (pages[name].read_text() for name in ("before", "after"))
+    first, second = (written_audit(text).to_json() for text in texts)
     smds = [
         next(x for x in audit["balance"]["lines"] if x["name"] == "age")["groups"]["enrolled"][
             "smd"
@@ -169,25 +170,25 @@ def test_a_comparison_shows_that_enrollment_came_nearer_to_the_population(
             assert audit["rates"][0]["lines"][0]["level"] in body
 
 
-def rates(column: str, *levels: str, hidden: int = 0) -> dict[str, Any]:
-    lines = [{"level": level, "rate": 0.1} for level in levels]
-    return {"rates": [{"column": column, "lines": lines, "hidden": hidden}]}
+def rates(column: str, *levels: str, hidden: int = 0) -> list[RatePart]:
+    lines = tuple(RateLine(level=level, rows=10, replies=1, rate=0.1) for level in levels)
+    return [RatePart(column=column, lines=lines, hidden=hidden)]
 
 
 def test_levels_are_paired_by_name_and_fifths_in_their_order() -> None:
     old, new = rates("os", "ios", "web"), rates("os", "android", "ios")
     names = [("android", None, "android"), ("ios", "ios", "ios"), ("web", "web", None)]
     assert paired_rates(old, new) == {"os": names}
-    cut = rates("age", "up to 20", "20 to 1e+03", "above 1e+03", "(missing)")
-    again = rates("age", "up to 20", "20 to 35.5", "above 35.5")
+    cut = rates("age", "(-inf, 20]", "(20, 1000]", "(1000, inf]", "(missing)")
+    again = rates("age", "(-inf, 20]", "(20, 35.5]", "(35.5, inf]")
     assert paired_rates(cut, again)["age"] == [
-        ("up to 20", "up to 20", "up to 20"),
-        ("20 to 35.5 (was 20 to 1e+03)", "20 to 1e+03", "20 to 35.5"),
-        ("above 35.5 (was above 1e+03)", "above 1e+03", "above 35.5"),
+        ("(-inf, 20]", "(-inf, 20]", "(-inf, 20]"),
+        ("(20, 35.5] (was (20, 1000])", "(20, 1000]", "(20, 35.5]"),
+        ("(35.5, inf] (was (1000, inf])", "(1000, inf]", "(35.5, inf]"),
         ("(missing)", "(missing)", None),
     ]
-    some = rates("age", "up to 30", "above 40", hidden=1)  # which fifths are left is not known
+    some = rates("age", "(-inf, 30]", "(40, inf]", hidden=1)  # which fifths are left is not known
     assert [row[0] for row in paired_rates(some, again)["age"]] == [
-        "up to 20", "20 to 35.5", "above 35.5", "up to 30", "above 40",
+        "(-inf, 20]", "(20, 35.5]", "(35.5, inf]", "(-inf, 30]", "(40, inf]",
     ]  # fmt: skip
     assert paired_rates(cut, rates("os", "ios")).keys() == {"os", "age"}

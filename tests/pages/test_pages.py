@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedipw.audit.page import number
-from fedipw.audit.style import LOOKS, look_of
 from fedipw.lab.figure1 import FigureSettings, reproduce
+from fedipw.lab.pages import number
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.simulate import simulate
+from fedipw.lab.style import LOOKS, look_of
 
 from .browser import chromium as real_browser
 from .browser import opened

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,13 @@ import polars as pl
 import pytest
 from matplotlib.image import imread
 
-from fedipw.audit.style import look_of
-from fedipw.lab.comparison import comparison_table, rank_table, summary_table
-from fedipw.lab.study_figure import MOST_CURVES, StudyView, draw_curves, draw_results
-from fedipw.lab.study_page import study_page
-from fedipw.lab.studyjob import RESULT
-from fedipw.weighting.registry import METHODS
+from fedipw.lab.comparison import RESULT, StudyTables
+from fedipw.lab.scenario import Scenario
+from fedipw.lab.study import PART
+from fedipw.lab.study_file import Case, Study
+from fedipw.lab.study_page import MOST_CURVES, draw_curves, draw_results, study_page
+from fedipw.lab.style import look_of
+from fedipw.weighting.methods import METHODS
 
 from .browser import artifacts, chromium, opened
 
@@ -22,11 +24,11 @@ MEASURE = "tail_excess_loss"
 NAMES = ("fedavg", "participation-only", "fedipw", "efficient")
 
 
-def view_of(methods: Sequence[str] = NAMES, scenarios: int = 1, seeds: int = 6) -> StudyView:
+def view_of(methods: Sequence[str] = NAMES, scenarios: int = 1, seeds: int = 6) -> StudyTables:
     """A study with made-up numbers; the third method fails in two seeds of the first scenario."""
     rng = np.random.default_rng(3)
     names = {f"s{k}": f"scenario {k} with a rather long title" for k in range(scenarios)}
-    rows, curves = [], []
+    rows = []
     for name in names:
         for seed in range(seeds):
             for k, method in enumerate(methods):
@@ -35,7 +37,7 @@ def view_of(methods: Sequence[str] = NAMES, scenarios: int = 1, seeds: int = 6) 
                 number = None if lost else loss
                 rows.append(
                     {
-                        **dict.fromkeys(RESULT),
+                        **dict.fromkeys(PART),
                         "scenario": name,
                         "method": method,
                         "seed": seed,
@@ -43,38 +45,21 @@ def view_of(methods: Sequence[str] = NAMES, scenarios: int = 1, seeds: int = 6) 
                         "limit_excess_loss": number,
                         "bias": number,
                         "failure": "No <weights> & no luck." if lost else None,
+                        "curve_round": [1, 5, 20, 50],
+                        "curve_excess_loss": [loss + 1 / r for r in (1, 5, 20, 50)],
                     }
                 )
-                curves += [
-                    {
-                        "scenario": name,
-                        "method": method,
-                        "seed": seed,
-                        "round": r,
-                        "excess_loss": loss + 1 / r,
-                    }
-                    for r in (1, 5, 20, 50)
-                ]
-    results = pl.DataFrame(rows, schema=dict(RESULT))
-    references = dict.fromkeys(names, methods[min(1, len(methods) - 1)])
-    return StudyView(
+    scenario = Scenario(rounds=50, methods=methods)
+    study = Study(
         title="A made-up study",
-        scenarios=names,
-        methods=methods,
-        references=references,
-        measure=MEASURE,
-        words="excess loss of the model averaged over the last rounds",
-        seeds=seeds,
-        rounds=dict.fromkeys(names, 50),
-        results=results,
-        curves=pl.DataFrame(curves),
-        summary=summary_table(results, MEASURE),
-        comparison=comparison_table(results, MEASURE, references),
-        ranks=rank_table(results, MEASURE),
+        cases=tuple(Case(name=n, title=title, scenario=scenario) for n, title in names.items()),
+        seeds=tuple(range(seeds)),
+        reference=methods[min(1, len(methods) - 1)],
     )
+    return StudyTables.of(study, pl.DataFrame(rows, schema=dict(PART)))
 
 
-def page_in(directory: Path, view: StudyView) -> Path:
+def page_in(directory: Path, view: StudyTables) -> Path:
     directory.mkdir(exist_ok=True)
     draw_results(directory, view)
     drawn = draw_curves(directory, view)
@@ -133,8 +118,7 @@ def test_a_mean_far_off_is_told_in_numbers(tmp_path: Path) -> None:
     far = view.summary.with_columns(
         mean=pl.when(pl.col("method") == "fedavg").then(1e40).otherwise("mean")
     )
-    values = {f: getattr(view, f) for f in StudyView.__dataclass_fields__}
-    draw_results(tmp_path, StudyView(**{**values, "summary": far}))
+    draw_results(tmp_path, replace(view, summary=far))
     assert ">1e+40 →<" in (tmp_path / "figure.svg").read_text()
 
 
@@ -143,17 +127,7 @@ def test_a_study_in_which_all_failed_is_drawn(tmp_path: Path) -> None:
     lost = view.results.with_columns(
         pl.lit(None, pl.Float64).alias(MEASURE), failure=pl.lit("diverged")
     )
-    values = {f: getattr(view, f) for f in StudyView.__dataclass_fields__}
-    summary = summary_table(lost, MEASURE)
-    comparison = comparison_table(lost, MEASURE, view.references)
-    gone = StudyView(
-        **{
-            **values,
-            "results": lost,
-            "summary": summary,
-            "comparison": comparison,
-            "curves": view.curves.clear(),
-        }
-    )
+    curves = {name: pl.lit(None, kind) for name, kind in PART.items() if name not in RESULT}
+    gone = StudyTables.of(view.study, lost.with_columns(**curves))
     text = page_in(tmp_path / "gone", gone).read_text()
     assert "6 of 6 failed" in text

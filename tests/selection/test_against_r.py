@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import pytest
 
 from fedipw.numerics.types import BoolArray, FloatArray
-from fedipw.selection import EnrollmentFit, NewtonLogistic, enrollment_fit
+from fedipw.selection.enrollment import TableEnrollment, enrollment_stage
+from fedipw.selection.logistic import LogisticFit, NewtonLogistic
 from fedipw.tables import Population
 from fedipw.weighting.functions import (
     effective_sample_size,
@@ -32,11 +33,24 @@ def table() -> pl.DataFrame:
     )
 
 
+class Fitted(NamedTuple):
+    """The model and the probabilities of everybody, (200,), and of the enrolled."""
+
+    model: LogisticFit
+    prob: FloatArray
+    enrolled: FloatArray
+
+
 @pytest.fixture(scope="module")
-def fit(table: pl.DataFrame) -> EnrollmentFit:
+def fit(table: pl.DataFrame) -> Fitted:
     flags = table.with_columns(unit_id="id", enrolled=pl.col("e") == 1)
     people = Population(flags.select("unit_id", "enrolled", *COLUMNS))
-    return enrollment_fit(people, COLUMNS)
+    stage = enrollment_stage(people, " + ".join(COLUMNS))
+    assert isinstance(stage, TableEnrollment)
+    found = stage.fitted(np.ones(stage.members.size, dtype=np.bool_), required=True)
+    assert found.model is not None
+    assert found.known.all()
+    return Fitted(found.model.logistic(), stage.everyone_prob(found.model), found.prob)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +59,10 @@ def enrolled_outcomes(table: pl.DataFrame) -> FloatArray:
 
 
 @pytest.fixture(scope="module")
-def enrolled_prob(table: pl.DataFrame, fit: EnrollmentFit) -> FloatArray:
+def enrolled_prob(table: pl.DataFrame, fit: Fitted) -> FloatArray:
     enrolled: BoolArray = np.asarray(table["e"]) == 1
-    return fit.prob[enrolled]
+    np.testing.assert_allclose(fit.enrolled, fit.prob[enrolled], rtol=1e-14)
+    return fit.enrolled
 
 
 def test_the_table_is_the_one_r_fitted(table: pl.DataFrame) -> None:
@@ -57,35 +72,41 @@ def test_the_table_is_the_one_r_fitted(table: pl.DataFrame) -> None:
     assert int(table["e"].sum()) == R["n_enrolled"]
 
 
-def test_coefficients_equal_rs(fit: EnrollmentFit) -> None:
-    assert fit.model is not None
-    inner = fit.model.classifier_
-    assert isinstance(inner, NewtonLogistic)
-    got = np.append(inner.coef_[0], inner.intercept_)
+def test_coefficients_equal_rs(fit: Fitted) -> None:
     expected = [R["coef"][name] for name in (*COLUMNS, "(Intercept)")]
-    np.testing.assert_allclose(got, expected, rtol=1e-11)
-    assert fit.dropped == ()
+    np.testing.assert_allclose(fit.model.point, expected, rtol=1e-11)
+    assert fit.model.dropped == ()
 
 
-def test_standard_errors_equal_rs(fit: EnrollmentFit) -> None:
-    assert fit.model is not None
-    inner = fit.model.classifier_
+def test_standard_errors_equal_rs(fit: Fitted) -> None:
     expected = np.array([R["se"][name] for name in (*COLUMNS, "(Intercept)")])
-    np.testing.assert_allclose(inner.standard_errors_, expected, rtol=5e-9)
-    np.testing.assert_allclose(np.diag(inner.covariance_), expected**2, rtol=1e-8)
+    np.testing.assert_allclose(fit.model.standard_errors, expected, rtol=5e-9)
+    np.testing.assert_allclose(np.diag(fit.model.covariance), expected**2, rtol=1e-8)
 
 
-def test_fitted_probabilities_equal_rs(fit: EnrollmentFit) -> None:
+def test_the_classifier_of_the_same_name_equals_rs(table: pl.DataFrame) -> None:
+    X = table.select(pl.col(COLUMNS).cast(pl.Float64)).to_numpy()
+    inner = NewtonLogistic().fit(X, table["e"].to_numpy())
+    names = (*COLUMNS, "(Intercept)")
+    got = np.append(inner.coef_[0], inner.intercept_)
+    np.testing.assert_allclose(got, [R["coef"][name] for name in names], rtol=1e-11)
+    errors = np.array([R["se"][name] for name in names])
+    np.testing.assert_allclose(inner.standard_errors_, errors, rtol=5e-9)
+    np.testing.assert_allclose(np.diag(inner.covariance_), errors**2, rtol=1e-8)
+
+
+def test_fitted_probabilities_equal_rs(fit: Fitted) -> None:
     np.testing.assert_allclose(fit.prob, FITTED["p"].to_numpy(), rtol=1e-11)
     assert fit.prob.min() == pytest.approx(R["p_min"], rel=1e-11)
     assert fit.prob.max() == pytest.approx(R["p_max"], rel=1e-11)
 
 
-def test_the_log_likelihood_equals_rs(table: pl.DataFrame, fit: EnrollmentFit) -> None:
+def test_the_log_likelihood_equals_rs(table: pl.DataFrame, fit: Fitted) -> None:
     e = table["e"].to_numpy()
     loglik = float(np.log(np.where(e == 1, fit.prob, 1.0 - fit.prob)).sum())
     assert loglik == pytest.approx(R["loglik"], rel=1e-12)
     assert -2.0 * loglik == pytest.approx(R["deviance"], rel=1e-12)
+    assert fit.model.log_likelihood == pytest.approx(R["loglik"], rel=1e-12)
 
 
 def test_the_horvitz_thompson_mean_equals_rs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logit, xlogy
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.isotonic import IsotonicRegression
 from sklearn.tree import DecisionTreeClassifier
 from threadpoolctl import threadpool_limits
 
 from fedipw.errors import InputError, SeparationError
 from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-from fedipw.selection import NewtonLogistic
-from fedipw.selection.crossfit import (
+from fedipw.selection.classifiers import (
+    Classifier,
     CrossFit,
     Isotonic,
     IsotonicMap,
+    Newton,
     Platt,
     PlattMap,
     ScoreCalibration,
@@ -30,7 +31,12 @@ from fedipw.selection.crossfit import (
     client_folds,
     cross_fit,
     cross_fitted_prob,
+    estimator_named,
 )
+from fedipw.selection.coded import TableRows
+from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore, StoredRows
+from fedipw.tables.partitions import Block, Blocks, Frame
 
 TREE = DecisionTreeClassifier(max_depth=2, min_samples_leaf=30, random_state=0)
 POOLED = Isotonic(rows_per_class=3)
@@ -129,6 +135,169 @@ def test_single_rows_are_split_evenly_by_label() -> None:
     fold_of = client_folds(y, np.arange(100), rng=np.random.default_rng(0))
     assert np.bincount(fold_of).tolist() == [20] * 5
     assert np.bincount(fold_of[y]).tolist() == [5] * 5
+
+
+# Cross-fitted estimators: whoever has rows is asked of a model that never saw them
+
+
+class Remembers(ClassifierMixin, BaseEstimator):
+    """A classifier that knows whose rows it was fitted on: the first column is the client."""
+
+    def fit(self, X: FloatArray, y: BoolArray) -> Self:
+        self.seen_ = frozenset(X[:, 0].astype(int).tolist())
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict_proba(self, X: FloatArray) -> FloatArray:
+        asked = set(X[:, 0].astype(int).tolist())
+        assert not asked & self.seen_, f"asked about {sorted(asked & self.seen_)}, which it saw"
+        prob = expit(X[:, 1])
+        return np.column_stack([1.0 - prob, prob])
+
+
+class Case(NamedTuple):
+    """Rows in a store, and the columns and client of each of them."""
+
+    rows: StoredRows
+    columns: FloatArray  # (2, m)
+    clients: IntArray  # (m,)
+
+
+def stored(kind: str, seed: int, rounds: int, clients: int) -> Case:
+    rng = np.random.default_rng(seed)
+    who = rng.permutation(clients + 3)[:clients]  # three more are listed in no round
+    x = rng.normal(size=(rounds, clients))
+    labels = (rng.random((rounds, clients)) < expit(x)).astype(np.int8)
+    store: RowStore = BlockStore(clients + 3, standardised=False)
+    if kind == "panel":
+        static = np.arange(clients + 3.0)[None]
+        store = PanelStore(static, np.array([0]), 2, standardised=False)
+    for now, passed in zip(x, labels, strict=True):
+        store.append(np.vstack([who, now]).astype(float), passed, who)
+    columns = np.vstack([np.tile(who, rounds), x.ravel()]).astype(float)
+    if kind != "table":
+        return Case(store.rounds(0, rounds), columns, np.tile(who, rounds))
+    numbers = np.arange(rounds * clients)  # each row a client of its own
+    columns[0] = numbers
+    blocks = [
+        Block(columns[:, part], labels.ravel()[part], np.empty(0))
+        for part in np.array_split(numbers, 3)
+    ]
+    return Case(TableRows(Blocks.of(blocks), Frame(np.zeros(2), np.ones(2))), columns, numbers)
+
+
+@pytest.mark.parametrize("kind", ["panel", "blocks", "table"])
+@pytest.mark.parametrize("calibration", [None, *CALIBRATIONS], ids=repr)
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 2**32 - 1), folds=st.integers(2, 5), rounds=st.integers(2, 4),
+    clients=st.integers(30, 50),
+)  # fmt: skip
+def test_nobodys_probability_comes_from_a_model_that_saw_it(
+    kind: str,
+    calibration: ScoreCalibration | None,
+    seed: int,
+    folds: int,
+    rounds: int,
+    clients: int,
+) -> None:
+    case = stored(kind, seed, rounds, clients)
+    how = Classifier(Remembers(), folds=folds, calibration=calibration, seed=seed)
+    fit = how.fitted(case.rows, ("client", "x"))
+    assert fit.fold_of is not None
+    fold = fit.fold_of[case.clients]
+    assert set(fold.tolist()) == set(range(folds))
+    prob = fit.prob(case.columns, case.clients)  # or a model refuses to answer
+    for k, (model, to_prob) in enumerate(zip(fit.models, fit.maps, strict=True)):
+        assert not model.classifier_.seen_ & set(case.clients[fold == k].tolist())
+        assert model.classifier_.seen_ == set(case.clients[fold != k].tolist())
+        expected = to_prob.prob(expit(case.columns[1, fold == k]))
+        np.testing.assert_allclose(prob[fold == k], expected, rtol=1e-14)
+
+
+@calibrated
+def test_boosting_gives_a_client_the_model_of_its_fold(calibration: ScoreCalibration) -> None:
+    case = stored("panel", 0, 5, 80)
+    boosting = HistGradientBoostingClassifier(max_iter=4, random_state=0)
+    fit = Classifier(boosting, folds=3, calibration=calibration).fitted(case.rows, ("client", "x"))
+    assert fit.fold_of is not None
+    X, y, clients = case.rows.matrix()
+    own = fit.fold_of[clients]
+    found = cross_fit(boosting, X, y, own, calibration=calibration)
+    np.testing.assert_array_equal(fit.prob(case.columns, case.clients), found.prob)
+    np.testing.assert_allclose(fit.prob(case.columns), found.prob_at(X), rtol=1e-15)
+
+
+def test_clients_without_rows_and_rows_of_nobody_get_the_mean_of_the_models() -> None:
+    case = stored("panel", 0, 3, 40)
+    fit = Classifier(Remembers(), folds=3, calibration=Platt()).fitted(case.rows, ("client", "x"))
+    assert fit.fold_of is not None
+    strangers = np.flatnonzero(fit.fold_of < 0)
+    assert len(strangers) == 3
+    columns = np.vstack([strangers, [-1.0, 0.0, 1.0]])
+    mean = np.mean([to_prob.prob(expit(columns[1])) for to_prob in fit.maps], axis=0)
+    np.testing.assert_allclose(fit.prob(columns, strangers), mean, rtol=1e-15)
+    np.testing.assert_allclose(fit.prob(columns), mean, rtol=1e-15)
+
+
+# Estimators by name
+
+
+def test_estimators_by_name() -> None:
+    assert estimator_named() == estimator_named("logistic") == Newton()
+    assert estimator_named(l2=0.5) == Newton(0.5)
+    named = {
+        "boosting": HistGradientBoostingClassifier,
+        "forest": RandomForestClassifier,
+        "sklearn.tree.DecisionTreeClassifier": DecisionTreeClassifier,
+    }
+    for name, kind in named.items():
+        found = estimator_named(name, calibration="platt", seed=3)
+        assert isinstance(found, Classifier)
+        assert isinstance(found.classifier, kind)
+        assert (found.folds, found.calibration, found.seed) == (5, Platt(), 3)
+    given_itself = estimator_named(TREE, folds=2)
+    assert isinstance(given_itself, Classifier)
+    assert given_itself.classifier is TREE
+    once = estimator_named("boosting", folds=0)
+    assert isinstance(once, Classifier)
+    assert once.folds is None
+    ridge = estimator_named("logistic", folds=3, l2=2.0)
+    assert isinstance(ridge, Classifier)
+    assert ridge.classifier.l2 == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "match"),
+    [
+        ("bosting", {}, r"No classifier 'bosting'. Known: logistic, boosting, forest"),
+        ("sklearn.tree.NoTree", {}, "'sklearn.tree.NoTree' cannot be made"),
+        ("no.such.module", {}, "'no.such.module' cannot be made"),
+        ("sklearn.linear_model.LinearRegression", {}, "No classifier"),
+        (DecisionTreeClassifier, {}, "No classifier"),
+        (7, {}, "No classifier 7"),
+        ("boosting", {"l2": 1.0}, "l2 is a penalty of logistic regression"),
+        ("boosting", {"calibration": "plat"}, "No calibration of scores 'plat'; there is platt"),
+        ("boosting", {"folds": 0, "calibration": "platt"}, "give the number of folds"),
+    ],
+)
+def test_estimators_that_are_none_are_told_what_is(name: Any, more: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        estimator_named(name, **more)
+
+
+@pytest.mark.parametrize("calibration", ["platt", "isotonic"])
+def test_named_calibrations_serve_scores_without_ties(calibration: str) -> None:
+    """Plain isotonic steps leave some selected client of a table of 5000 with probability 0."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(5_000, 2))
+    y = rng.random(5_000) < expit(X[:, 0] - 1.0)
+    rows = TableRows(Blocks.of_arrays(X, y.astype(np.int8)), Frame(np.zeros(2), np.ones(2)))
+    how = estimator_named(FixedScore(), calibration=calibration)
+    prob = how.fitted(rows, ("a", "b")).prob(X.T, np.arange(5_000))
+    assert prob.min() > 0.0
+    assert prob[y].mean() > prob[~y].mean()
+    assert prob.mean() == pytest.approx(y.mean(), abs=0.02)
 
 
 # Maps of scores

@@ -15,19 +15,13 @@ from hypothesis import strategies as st
 
 from fedipw.errors import InputError, NotConvergedError
 from fedipw.numerics.types import FloatArray, LabelArray
-from fedipw.selection import (
-    CodedTable,
-    LogisticFit,
-    StageModel,
-    TableSettings,
-    logistic_fit,
-    table_model,
-    tables,
-)
+from fedipw.selection.classifiers import Newton
+from fedipw.selection.coded import CodedTable, TableSettings, table_model
+from fedipw.selection.logistic import LogisticFit, logistic_fit
+from fedipw.selection.saved import StageModel
 from fedipw.tables.design import Missing
-from fedipw.tables.frames import Frame
-from fedipw.tables.partitions import Block, Blocks
-from fedipw.tables.tablefile import TableFile
+from fedipw.tables.partitions import Block, Blocks, Frame
+from fedipw.tables.table import Table
 
 FOLDER = Path(__file__).parents[1] / "reference"
 R: dict[str, Any] = json.loads((FOLDER / "ipw200_R.json").read_text())
@@ -103,19 +97,19 @@ def by_arrays(tmp_path: Path) -> LogisticFit:  # noqa: ARG001
 def by_parquet(tmp_path: Path) -> LogisticFit:
     path = tmp_path / "clients.parquet"
     CLIENTS.write_parquet(path)
-    return table_model(TableFile(path), "z1 + z2 + z3").fit
+    return table_model(Table(path), "z1 + z2 + z3").logistic()
 
 
 def by_csv(tmp_path: Path) -> LogisticFit:
     path = tmp_path / "clients.csv"
     CLIENTS.write_csv(path)
-    return table_model(TableFile(path), "z1 + z2 + z3").fit
+    return table_model(Table(path), "z1 + z2 + z3").logistic()
 
 
 def by_parts(tmp_path: Path) -> LogisticFit:
     for k, start in enumerate(range(0, 200, 37)):
         CLIENTS.slice(start, 37).write_parquet(tmp_path / f"part-{k}.parquet")
-    return table_model(TableFile(tmp_path), ".").fit
+    return table_model(Table(tmp_path), ".").logistic()
 
 
 @pytest.mark.parametrize("fitted", [by_arrays, by_parquet, by_csv, by_parts])
@@ -186,28 +180,28 @@ def test_tables_equal_newton_in_long_double(
         path = tmp_path
         for k in range(3):
             frame.slice(1500 * k, 1500).write_parquet(path / f"{k}.parquet")
-    settings = TableSettings(l2=l2)
-    model = table_model(TableFile(path), "age*os + flag + age**2", weight=weight, settings=settings)
-    assert model.fit.names == (
+    settings = TableSettings(estimator=Newton(l2))
+    model = table_model(Table(path), "age*os + flag + age**2", weight=weight, settings=settings)
+    assert model.logistic().names == (
         "age", "os[ios]", "os[web]", "age:os[ios]", "age:os[web]", "flag", "age**2"
     )  # fmt: skip
     y = frame["enrolled"].to_numpy().astype(float)
     w = None if weight is None else frame["count"].to_numpy().astype(float)
     beta, covariance = newton_in_long_double(by_hand(frame), y, w, l2)
-    np.testing.assert_allclose(coefficients(model.fit), beta, rtol=1e-9)
+    np.testing.assert_allclose(coefficients(model.logistic()), beta, rtol=1e-9)
     errors = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose(model.fit.standard_errors, errors, rtol=1e-8)
+    np.testing.assert_allclose(model.logistic().standard_errors, errors, rtol=1e-8)
     size = np.outer(errors, errors)
-    np.testing.assert_allclose(model.fit.covariance / size, covariance / size, atol=1e-8)
+    np.testing.assert_allclose(model.logistic().covariance / size, covariance / size, atol=1e-8)
     odds = by_hand(frame) @ beta[:-1] + beta[-1]
     prob, kept = model.prob(frame)
     assert kept is None
     np.testing.assert_allclose(prob, 1.0 / (1.0 + np.exp(-odds)), rtol=1e-10)
     w = np.ones(len(y)) if w is None else w
-    assert model.fit.log_likelihood == pytest.approx(
+    assert model.logistic().log_likelihood == pytest.approx(
         w @ (y * odds - np.log1p(np.exp(odds))), rel=1e-11
     )
-    assert model.fit.total_weight == w.sum()
+    assert model.logistic().total_weight == w.sum()
 
 
 @settings(max_examples=25)
@@ -360,10 +354,10 @@ def test_a_table_names_them_too(tmp_path: Path) -> None:
         half=pl.col("age") / 2.0, same=pl.lit(3.0), ios=pl.col("os") == "ios"
     )
     frame.write_parquet(tmp_path / "people.parquet")
-    table = TableFile(tmp_path / "people.parquet")
-    full = table_model(table, "age + same + half + os + ios").fit
+    table = Table(tmp_path / "people.parquet")
+    full = table_model(table, "age + same + half + os + ios").logistic()
     assert (full.constant, full.collinear) == (("same",), ("half", "ios"))
-    reduced = table_model(table, "age + os").fit
+    reduced = table_model(table, "age + os").logistic()
     kept = [k for k, name in enumerate(full.names) if name not in full.dropped]
     np.testing.assert_allclose(full.coefficients[kept], reduced.coefficients, rtol=1e-10)
     assert full.intercept == pytest.approx(reduced.intercept, rel=1e-10)
@@ -384,7 +378,7 @@ def test_columns_far_from_zero_and_of_tiny_scale(tmp_path: Path) -> None:
     X, y = random_rows(7, n=2000, q=2)
     frame = pl.DataFrame({"far": 1e9 + X[:, 0], "tiny": 1e-6 * X[:, 1], "enrolled": y == 1})
     frame.write_parquet(tmp_path / "people.parquet")
-    fit = table_model(TableFile(tmp_path / "people.parquet"), "far + tiny").fit
+    fit = table_model(Table(tmp_path / "people.parquet"), "far + tiny").logistic()
     shifted = frame["far"].to_numpy() - 1e9  # exact
     beta, covariance = newton_in_long_double(np.column_stack([shifted, X[:, 1]]), y.astype(float))
     np.testing.assert_allclose(fit.coefficients * [1.0, 1e-6], beta[:2], rtol=1e-10)
@@ -413,9 +407,9 @@ def test_raw_columns_of_any_scale_reach_the_same_maximum(scale: float) -> None:
 # --- the sample the fit on all rows starts from
 
 
-def written_people(tmp_path: Path, frame: pl.DataFrame) -> TableFile:
+def written_people(tmp_path: Path, frame: pl.DataFrame) -> Table:
     frame.write_parquet(tmp_path / "people.parquet")
-    return TableFile(tmp_path / "people.parquet")
+    return Table(tmp_path / "people.parquet")
 
 
 def test_a_start_from_a_sample_changes_passes_and_nothing_else(
@@ -424,10 +418,10 @@ def test_a_start_from_a_sample_changes_passes_and_nothing_else(
     table = written_people(tmp_path, some_people(3, 20_000))
     whole = CodedTable.of(table, "age*os + flag", weight="count")
     assert whole.start is None
-    monkeypatch.setattr(tables, "SAMPLE_ROWS", 2_000)
+    monkeypatch.setattr("fedipw.selection.coded.SAMPLE_ROWS", 2_000)
     part = CodedTable.of(table, "age*os + flag", weight="count")
     assert part.start is not None
-    started, plain = part.model().fit, whole.model().fit
+    started, plain = part.model().logistic(), whole.model().logistic()
     assert_same_fit(started, plain, 1e-10)
     assert started.passes < plain.passes
 
@@ -438,11 +432,11 @@ def test_a_sample_unlike_the_table_is_only_a_start(
 ) -> None:
     """Sorted tables: runs of rows with one label, one level or a narrow range."""
     frame = some_people(4, 6_000)
-    plain = table_model(written_people(tmp_path, frame), "age*os + flag").fit
+    plain = table_model(written_people(tmp_path, frame), "age*os + flag").logistic()
     table = written_people(tmp_path, frame.sort(order))
     for rows in (8, 40, 400):
-        monkeypatch.setattr(tables, "SAMPLE_ROWS", rows)
-        assert_same_fit(table_model(TableFile(table.path), "age*os + flag").fit, plain, 1e-9)
+        monkeypatch.setattr("fedipw.selection.coded.SAMPLE_ROWS", rows)
+        assert_same_fit(table_model(Table(table), "age*os + flag").logistic(), plain, 1e-9)
 
 
 # --- what cannot be fitted
@@ -495,9 +489,9 @@ def test_rows_left_out_are_counted_and_the_rest_is_fitted(tmp_path: Path) -> Non
         table_model(table, "age + os")
     model: StageModel = table_model(table, "age + os", settings=TableSettings(missing=Missing.DROP))
     complete = frame.drop_nulls()
-    assert (model.left_out, model.fit.rows) == (80, complete.height)
+    assert (model.left_out, model.logistic().rows) == (80, complete.height)
     table = written_people(tmp_path, complete)
-    assert_same_fit(model.fit, table_model(TableFile(table.path), "age + os").fit, 1e-10)
+    assert_same_fit(model.logistic(), table_model(Table(table), "age + os").logistic(), 1e-10)
 
 
 def test_labels_must_be_true_or_false_and_there(tmp_path: Path) -> None:
@@ -511,7 +505,7 @@ def test_labels_must_be_true_or_false_and_there(tmp_path: Path) -> None:
         table_model(table, "age", label="some")
     with pytest.raises(InputError, match="has no column 'joined'"):
         table_model(table, "age", label="joined")
-    assert table_model(table, "age + os", label="flag").fit.selected == frame["flag"].sum()
+    assert table_model(table, "age + os", label="flag").logistic().selected == frame["flag"].sum()
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e-8, 1.0, 1e8])

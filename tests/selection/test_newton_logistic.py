@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedipw.errors import InputError
 from fedipw.numerics.types import BoolArray, FloatArray
-from fedipw.selection import NewtonLogistic
+from fedipw.selection.logistic import NewtonLogistic
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedipw.selection import CodedTable, TableSettings
+from fedipw.selection.coded import CodedTable, TableSettings
 from fedipw.selection.overlap import Cell, _block_overlap, empty_cells, overlap
+from fedipw.selection.saved import _logistic_prob
 from fedipw.tables import partitions
 from fedipw.tables.design import Missing
 from fedipw.tables.partitions import Block
-from fedipw.tables.tablefile import TableFile
+from fedipw.tables.table import Table
 
 
 def people(n: int = 5_000) -> pl.DataFrame:
@@ -29,9 +31,9 @@ def people(n: int = 5_000) -> pl.DataFrame:
     )
 
 
-def written(frame: pl.DataFrame, folder: Path) -> TableFile:
+def written(frame: pl.DataFrame, folder: Path) -> Table:
     frame.write_parquet(folder / "people.parquet")
-    return TableFile(folder / "people.parquet")
+    return Table(folder / "people.parquet")
 
 
 @pytest.mark.parametrize("threshold", [0.01, 0.2, 1e-9])
@@ -75,11 +77,12 @@ def test_blocks_of_few_rows(rows: int) -> None:
     rng = np.random.default_rng(0)
     columns = rng.normal(size=(1, rows))
     block = Block(columns, (np.arange(rows) % 2).astype(np.int8), np.empty(0))
-    at = _block_overlap(block, np.array([1.0, 0.5]), 0.6)
+    prob_of = partial(_logistic_prob, beta=np.array([1.0, 0.5]))
+    at = _block_overlap(block, prob_of, 0.6)
     prob = np.sort(1.0 / (1.0 + np.exp(-columns[0] - 0.5)))
     np.testing.assert_allclose(at.smallest, prob[:5], rtol=1e-13)
     assert (at.rows, at.enrolled, at.below) == (rows, rows // 2, (prob < 0.6).sum())
-    both = at + _block_overlap(block, np.array([1.0, 0.5]), 0.6)
+    both = at + _block_overlap(block, prob_of, 0.6)
     np.testing.assert_allclose(both.smallest, np.sort(np.tile(prob, 2))[:5], rtol=1e-13)
 
 

@@ -13,7 +13,10 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedipw.errors import SeparationError
 from fedipw.numerics.types import BoolArray, FloatArray
-from fedipw.selection import NewtonLogistic, enrollment_fit
+from fedipw.selection.classifiers import Classifier, Newton
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import EnrollmentFit, enrollment_stage
+from fedipw.selection.logistic import NewtonLogistic
 from fedipw.tables import Population
 
 
@@ -149,12 +152,17 @@ def enrolled_people(split: FloatArray, enrolled: BoolArray) -> Population:
     )
 
 
+def enrollment_fit(people: Population, estimator: Newton | Classifier) -> EnrollmentFit:
+    stage = enrollment_stage(people, settings=TableSettings(estimator=estimator))
+    return stage.fitted(np.ones(stage.members.size, dtype=np.bool_), required=True)
+
+
 @pytest.mark.parametrize("folds", [None, 3])
 def test_the_enrollment_fit_names_the_covariate(folds: int | None) -> None:
     enrolled = np.tile([True, False, False], 40)
     people = enrolled_people(enrolled.astype(float), enrolled)
     with pytest.raises(SeparationError, match=r"^has_app separate\(s\)") as caught:
-        enrollment_fit(people, folds=folds, rng=np.random.default_rng(0))
+        enrollment_fit(people, Newton() if folds is None else Classifier(folds=folds))
     assert caught.value.columns == ("has_app",)
     assert caught.value.n_rows == (120 if folds is None else 80)
     assert "Drop or coarsen" in str(caught.value)
@@ -163,5 +171,6 @@ def test_the_enrollment_fit_names_the_covariate(folds: int | None) -> None:
 def test_a_ridge_is_the_way_out_the_error_offers() -> None:
     enrolled = np.tile([True, False, False], 40)
     people = enrolled_people(enrolled.astype(float), enrolled)
-    fit = enrollment_fit(people, classifier=NewtonLogistic(l2=1.0))
-    assert ((fit.prob > 0.0) & (fit.prob < 1.0)).all()
+    for estimator in (Newton(l2=1.0), Classifier(NewtonLogistic(l2=1.0))):
+        fit = enrollment_fit(people, estimator)
+        assert ((fit.prob > 0.0) & (fit.prob < 1.0)).all()

@@ -13,10 +13,13 @@ from scipy.optimize import linprog
 
 from fedipw.errors import SeparationError
 from fedipw.numerics.types import FloatArray, LabelArray
-from fedipw.selection import TableSettings, logistic_fit, separation, table_model, tables
+from fedipw.selection import separation
+from fedipw.selection.classifiers import Newton
+from fedipw.selection.coded import TableSettings, table_model
+from fedipw.selection.logistic import logistic_fit
 from fedipw.selection.separation import separating_columns
 from fedipw.tables.partitions import Block, Blocks
-from fedipw.tables.tablefile import TableFile
+from fedipw.tables.table import Table
 
 
 def in_blocks(X: FloatArray, y: LabelArray, size: int, w: FloatArray | None = None) -> Blocks:
@@ -130,9 +133,11 @@ def test_a_rare_level_that_separates_is_named(tmp_path: Path, label: bool) -> No
     with pytest.raises(
         SeparationError, match=r"os\[zune\] separate\(s\) .* in 200000 rows"
     ) as caught:
-        table_model(TableFile(path), "age + os")
+        table_model(Table(path), "age + os")
     assert caught.value.columns == ("os[zune]",)
-    penalised = table_model(TableFile(path), "age + os", settings=TableSettings(l2=0.1)).fit
+    penalised = table_model(
+        Table(path), "age + os", settings=TableSettings(estimator=Newton(0.1))
+    ).logistic()
     assert penalised.converged
     assert np.sign(penalised.coefficients[-1]) == (1.0 if label else -1.0)
 
@@ -141,13 +146,13 @@ def test_a_rare_level_outside_the_sample_is_named_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sample does not know the level, so its column is not standardised."""
-    monkeypatch.setattr(tables, "SAMPLE_ROWS", 80)
+    monkeypatch.setattr("fedipw.selection.coded.SAMPLE_ROWS", 80)
     path = tmp_path / "people.parquet"
     frame = rare_level(20_000, [1_777], True)
     frame.write_parquet(path)
-    assert "zune" not in TableFile(path).sample(80, ["os"])["os"]
+    assert "zune" not in Table(path).sample(80, ["os"])["os"]
     with pytest.raises(SeparationError) as caught:
-        table_model(TableFile(path), "age + os")
+        table_model(Table(path), "age + os")
     assert caught.value.columns == ("os[zune]",)
 
 

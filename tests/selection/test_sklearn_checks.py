@@ -8,7 +8,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fedipw.selection import NewtonLogistic, PropensityModel
+from fedipw.selection.classifiers import PropensityModel
+from fedipw.selection.logistic import NewtonLogistic
 
 ESTIMATORS = [
     NewtonLogistic(),

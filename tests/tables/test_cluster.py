@@ -15,18 +15,23 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.naive_bayes import GaussianNB
 
 from fedipw.calibration import Distance, Entropy, Partitioned, Quadratic, calibrated
 from fedipw.errors import InputError, SeparationError
 from fedipw.numerics.types import FloatArray
-from fedipw.selection import CodedTable, LogisticFit, TableSettings, table_model, tables
-from fedipw.selection.fit import block_sums, logistic_fit
+from fedipw.selection.classifiers import Classifier, Newton
+from fedipw.selection.coded import CodedTable, TableSettings, table_model
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.selection.logistic import LogisticFit, block_sums, logistic_fit
 from fedipw.selection.overlap import overlap
 from fedipw.tables import Targets, partitions
 from fedipw.tables.cluster import ClusterBlocks, connected
 from fedipw.tables.design import Missing
+from fedipw.tables.formula import term_of
 from fedipw.tables.partitions import Block, sum_over
-from fedipw.tables.tablefile import Slice, TableFile, rows_of
+from fedipw.tables.population import Population
+from fedipw.tables.table import Slice, Table, rows_of
 
 distributed: Any = pytest.importorskip("distributed")
 
@@ -72,15 +77,15 @@ def people(n: int, seed: int = 0) -> pl.DataFrame:
     )
 
 
-def in_parts(frame: pl.DataFrame, folder: Path, rows: int) -> TableFile:
+def in_parts(frame: pl.DataFrame, folder: Path, rows: int) -> Table:
     folder.mkdir(exist_ok=True)
     for k, start in enumerate(range(0, frame.height, rows)):
         frame.slice(start, rows).write_parquet(folder / f"part-{k:03d}.parquet")
-    return TableFile(folder)
+    return Table(folder)
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> TableFile:
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
     return in_parts(people(30_000), tmp_path_factory.mktemp("people"), 7_000)
 
 
@@ -104,37 +109,40 @@ def assert_same_fit(a: LogisticFit, b: LogisticFit) -> None:
 @pytest.mark.parametrize("weight", [None, "count"])
 @pytest.mark.parametrize("l2", [0.0, 0.5])
 def test_a_fit_on_the_cluster_is_the_local_one(
-    client: Any, table: TableFile, weight: str | None, l2: float
+    client: Any, table: Table, weight: str | None, l2: float
 ) -> None:
-    local = table_model(table, FORMULA, weight=weight, settings=TableSettings(l2=l2))
-    there = table_model(table, FORMULA, weight=weight, settings=TableSettings(l2=l2, client=client))
-    assert_same_fit(there.fit, local.fit)
+    local = table_model(table, FORMULA, weight=weight, settings=TableSettings(estimator=Newton(l2)))
+    there = table_model(
+        table, FORMULA, weight=weight, settings=TableSettings(estimator=Newton(l2), client=client)
+    )
+    assert_same_fit(there.logistic(), local.logistic())
     assert there.design == local.design
 
 
 @pytest.mark.parametrize("distance", [Quadratic(), Entropy()], ids=["quadratic", "entropy"])
 def test_calibration_on_the_cluster_gives_the_local_weights(
-    client: Any, table: TableFile, distance: Distance
+    client: Any, table: Table, distance: Distance
 ) -> None:
     age = table.collect(table.scan().select("age")).to_series().to_numpy()
     targets = Targets.of({"age": float(age.mean() + 0.2 * age.std()), "flag": 0.4})
-    here = calibrated(Partitioned.of_table(table, targets), targets.values, distance=distance)
-    there = Partitioned.of_table(table, targets, client=client)
+    terms = [term_of(name, table.schema) for name in targets.names]
+    here = calibrated(Partitioned.of_terms(table, terms), targets.values, distance=distance)
+    there = Partitioned.of_terms(table, terms, client=client)
     assert isinstance(there.partitions, ClusterBlocks)
     found = calibrated(there, targets.values, distance=distance)
     np.testing.assert_allclose(found.weights, here.weights, rtol=1e-10, atol=1e-14)
     np.testing.assert_allclose(found.achieved, targets.values, rtol=1e-9)
 
 
-def test_sums_on_the_cluster_have_the_same_bytes_every_time(client: Any, table: TableFile) -> None:
+def test_sums_on_the_cluster_have_the_same_bytes_every_time(client: Any, table: Table) -> None:
     coded = CodedTable.of(table, FORMULA, settings=TableSettings(client=client))
     assert isinstance(coded.partitions, ClusterBlocks)
-    fits = [coded.model().fit for _ in range(2)]
+    fits = [coded.model().logistic() for _ in range(2)]
     assert coefficients(fits[0]).tobytes() == coefficients(fits[1]).tobytes()
     assert fits[0].covariance.tobytes() == fits[1].covariance.tobytes()
 
 
-def test_sums_means_and_overlap_are_the_local_ones(client: Any, table: TableFile) -> None:
+def test_sums_means_and_overlap_are_the_local_ones(client: Any, table: Table) -> None:
     here = CodedTable.of(table, FORMULA)
     there = CodedTable.of(table, FORMULA, settings=TableSettings(client=client))
     np.testing.assert_allclose(there.means(), here.means(), rtol=1e-12)
@@ -152,21 +160,19 @@ def test_sums_means_and_overlap_are_the_local_ones(client: Any, table: TableFile
     assert near.effective_sample_size == pytest.approx(far.effective_sample_size, rel=1e-12)
 
 
-def test_values_are_combined_in_the_order_of_rows(client: Any, table: TableFile) -> None:
+def test_values_are_combined_in_the_order_of_rows(client: Any, table: Table) -> None:
     coded = CodedTable.of(table, "age", settings=TableSettings(client=client))
     starts = coded.partitions.reduced(lambda block: [block.start], lambda a, b: a + b)
     assert starts == [0, 7_000, 14_000, 21_000, 28_000]
     assert sum_over(coded.partitions, lambda block: block.rows) == coded.partitions.rows == 30_000
 
 
-def test_two_tables_on_one_cluster_do_not_mix(
-    client: Any, table: TableFile, tmp_path: Path
-) -> None:
+def test_two_tables_on_one_cluster_do_not_mix(client: Any, table: Table, tmp_path: Path) -> None:
     other = in_parts(people(9_000, seed=1), tmp_path / "other", 3_000)
     settings = TableSettings(client=client)
     first, second = (CodedTable.of(t, FORMULA, settings=settings) for t in (table, other))
     for coded, local in ((first, table), (second, other), (first, table)):
-        assert_same_fit(coded.model().fit, table_model(local, FORMULA).fit)
+        assert_same_fit(coded.model().logistic(), table_model(local, FORMULA).logistic())
 
 
 # --- errors
@@ -205,7 +211,7 @@ def test_a_missing_value_on_a_worker_reaches_the_caller(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sample does not see it: only the worker that loads the rows can."""
-    monkeypatch.setattr(tables, "SAMPLE_ROWS", 80)
+    monkeypatch.setattr("fedipw.selection.coded.SAMPLE_ROWS", 80)
     frame = people(9_000).with_columns(
         age=pl.when(pl.int_range(pl.len()) == 5_004).then(None).otherwise("age")
     )
@@ -213,8 +219,8 @@ def test_a_missing_value_on_a_worker_reaches_the_caller(
     with pytest.raises(InputError, match=r"part-001.parquet from row 1: 'age' is missing in 1 of"):
         table_model(table, FORMULA, settings=TableSettings(client=client))
     assert_same_fit(  # and the workers are fit for more
-        table_model(table, "os + flag", settings=TableSettings(client=client)).fit,
-        table_model(table, "os + flag").fit,
+        table_model(table, "os + flag", settings=TableSettings(client=client)).logistic(),
+        table_model(table, "os + flag").logistic(),
     )
 
 
@@ -251,7 +257,7 @@ sys.meta_path[:] = map(Without, sys.meta_path)
 
 
 def test_workers_without_the_package_are_named(
-    table: TableFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They could not read a single task, and the fit would wait for them without end."""
     (tmp_path / "sitecustomize.py").write_text(HIDING)
@@ -279,7 +285,7 @@ def test_no_rows_at_all_and_blocks_without_rows(client: Any, tmp_path: Path) -> 
     empty = in_parts(people(3_000).clear(), tmp_path / "empty", 1)
     people(0).write_parquet(tmp_path / "empty" / "part-000.parquet")
     with pytest.raises(InputError, match="There are no rows"):
-        table_model(TableFile(empty.path), "age + flag", settings=settings)
+        table_model(Table(empty), "age + flag", settings=settings)
     frame = people(6_000).with_columns(
         age=pl.when(pl.int_range(pl.len()) < 2_000).then(None).otherwise("age")
     )
@@ -288,10 +294,44 @@ def test_no_rows_at_all_and_blocks_without_rows(client: Any, tmp_path: Path) -> 
     here = CodedTable.of(table, "age + os", settings=TableSettings(missing=Missing.DROP))
     assert there.left_out == here.left_out == 2_000
     model = there.model()
-    assert_same_fit(model.fit, here.model().fit)
+    assert_same_fit(model.logistic(), here.model().logistic())
     near, far = overlap(here, model, cells=False), overlap(there, model, cells=False)
     np.testing.assert_allclose(near.smallest, far.smallest, rtol=1e-13)
     assert near.population == far.population == 4_000
+
+
+@pytest.mark.parametrize("missing", [Missing.ERROR, Missing.DROP])
+def test_cross_fitting_on_the_cluster_gives_the_local_probabilities(
+    client: Any, tmp_path: Path, missing: Missing
+) -> None:
+    """Each client is asked of the model of its fold, also where rows before it were left out."""
+    frame = people(9_000)
+    if missing is Missing.DROP:
+        frame = frame.with_columns(
+            age=pl.when(pl.int_range(pl.len()) % 7 == 3).then(None).otherwise("age")
+        )
+    table = in_parts(frame, tmp_path / "people", 2_000)
+    how = Classifier(GaussianNB(), folds=3)
+    here, there = (
+        enrollment_stage(
+            Population(table),
+            "age + flag",
+            settings=TableSettings(missing=missing, estimator=how, client=workers),
+        )
+        for workers in (None, client)
+    )
+    present = np.ones(here.members.size, dtype=np.bool_)
+    near, far = (stage.fitted(present, required=True) for stage in (here, there))
+    np.testing.assert_array_equal(near.known, far.known)
+    np.testing.assert_allclose(far.prob[far.known], near.prob[near.known], rtol=1e-12)
+    assert here.size == there.size
+    assert near.model is not None
+    assert far.model is not None
+    one, two = here.overlap(near.model, 0.2), there.overlap(far.model, 0.2)
+    assert one is not None
+    assert two is not None
+    assert one.below == two.below
+    np.testing.assert_allclose(two.smallest, one.smallest, rtol=1e-12)
 
 
 # --- a lost worker; last, for the cluster is not what it was
@@ -313,9 +353,7 @@ class _Slow:
         return found
 
 
-def test_a_worker_killed_in_the_middle_of_a_fit_changes_nothing(
-    client: Any, table: TableFile
-) -> None:
+def test_a_worker_killed_in_the_middle_of_a_fit_changes_nothing(client: Any, table: Table) -> None:
     coded = CodedTable.of(table, FORMULA, settings=TableSettings(client=client))
     assert isinstance(coded.partitions, ClusterBlocks)
     before = set(client.run(os.getpid).values())
@@ -335,8 +373,8 @@ def test_a_worker_killed_in_the_middle_of_a_fit_changes_nothing(
     total = slow.passes
     killer.join()
     assert killed_after[0] < total  # the fit was not over: passes came after the kill
-    assert_same_fit(fit, table_model(table, FORMULA).fit)
+    assert_same_fit(fit, table_model(table, FORMULA).logistic())
     client.wait_for_workers(2, timeout=30)
     after = set(client.run(os.getpid).values())
     assert min(before) not in after
-    assert_same_fit(coded.model().fit, fit)  # what was lost has been loaded again
+    assert_same_fit(coded.model().logistic(), fit)  # what was lost has been loaded again

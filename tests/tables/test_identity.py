@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import InputError
-from fedipw.tables import identity
-from fedipw.tables.identity import require_unique_ids
-from fedipw.tables.tablefile import TableFile
+from fedipw.tables import population
+from fedipw.tables.population import _compare, _hashes, _require_unique_ids
+from fedipw.tables.table import Table
 
 
-def in_parts(ids: list[object], folder: Path, parts: int = 1) -> TableFile:
+def in_parts(ids: list[object], folder: Path, parts: int = 1) -> Table:
     folder.mkdir(parents=True, exist_ok=True)
     series = pl.Series("unit_id", ids)
     size = -(-max(1, len(ids)) // parts)
     for k in range(parts):
         pl.DataFrame(series.slice(k * size, size)).write_parquet(folder / f"{k}.parquet")
-    return TableFile(folder)
+    return Table(folder)
 
 
 @settings(max_examples=60)
@@ -46,64 +46,64 @@ def test_doubled_identifiers_are_counted_and_named_whatever_the_buckets(
     if not text:
         twice = [str(k) for k, count in sorted(Counter(numbers).items()) if count > 1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(identity, "_BUCKET_ROWS", bucket)
+        patch.setattr(population, "_BUCKET_ROWS", bucket)
         if not twice:
-            require_unique_ids(table)
+            _require_unique_ids(table)
             return
         shown = ", ".join(twice[:5])
         with pytest.raises(
             InputError, match=rf"; {len(twice)} value\(s\) .* more than once: {shown}"
         ):
-            require_unique_ids(table)
+            _require_unique_ids(table)
 
 
 @pytest.mark.parametrize("bucket", [1_000, 4_000_000])
 def test_many_distinct_identifiers_are_never_accused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: int
 ) -> None:
-    monkeypatch.setattr(identity, "_BUCKET_ROWS", bucket)
+    monkeypatch.setattr(population, "_BUCKET_ROWS", bucket)
     ids = np.random.default_rng(0).permutation(60_000)
     for k, column in enumerate((pl.Series(ids), pl.Series(ids).cast(pl.String))):
-        require_unique_ids(in_parts(column.to_list(), tmp_path / str(k), 3))
+        _require_unique_ids(in_parts(column.to_list(), tmp_path / str(k), 3))
 
 
 def test_identifiers_whose_hashes_agree_are_compared_in_full(tmp_path: Path) -> None:
     """Whatever hashes say: values that are not the same do not stand twice."""
     table = in_parts(["a", "b", "c", "d"], tmp_path)
     hashes = pl.Series(["a", "b", "c"]).hash().to_numpy()
-    identity._compare(table, hashes)
+    _compare(table, hashes)
     doubled = in_parts(["a", "b", "c", "c"], tmp_path / "twice")
     with pytest.raises(InputError, match=r"1 value\(s\) stand more than once: c\."):
-        identity._compare(doubled, hashes)
+        _compare(doubled, hashes)
 
 
 def test_hashes_of_a_batch_and_of_a_query_are_the_same(tmp_path: Path) -> None:
     ids: list[object] = [f"{k}é" for k in range(1000)]
     table = in_parts(ids, tmp_path, 2)
     lazily = table.collect(table.scan().select(pl.col("unit_id").hash()))["unit_id"]
-    np.testing.assert_array_equal(np.concatenate(list(identity._hashes(table))), lazily.to_numpy())
+    np.testing.assert_array_equal(np.concatenate(list(_hashes(table))), lazily.to_numpy())
 
 
 @pytest.mark.parametrize("bucket", [2, 1_000])
 def test_a_row_without_identifier_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: int
 ) -> None:
-    monkeypatch.setattr(identity, "_BUCKET_ROWS", bucket)
+    monkeypatch.setattr(population, "_BUCKET_ROWS", bucket)
     table = in_parts(["a", "b", "c", None, "d", None], tmp_path, 2)
     with pytest.raises(InputError, match=r"row\(s\) have no unit_id, the first is 4\."):
-        require_unique_ids(table)
+        _require_unique_ids(table)
 
 
 def test_text_that_looks_like_the_same_number_is_not(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("unit_id,age\n7,1\n007,2\n7.0,3\n")
-    require_unique_ids(TableFile(path))
+    _require_unique_ids(Table(path))
 
 
 def test_tables_without_rows_or_without_identifiers(tmp_path: Path) -> None:
     path = tmp_path / "people.parquet"
     pl.DataFrame({"unit_id": []}, schema={"unit_id": pl.String}).write_parquet(path)
-    require_unique_ids(TableFile(path))
+    _require_unique_ids(Table(path))
     pl.DataFrame({"age": [1]}).write_parquet(path)
     with pytest.raises(InputError, match="has no column 'unit_id'; it has age"):
-        require_unique_ids(TableFile(path))
+        _require_unique_ids(Table(path))

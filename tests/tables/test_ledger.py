@@ -55,7 +55,7 @@ def test_only_the_next_round_can_be_closed(ledger: Ledger) -> None:
 def test_missing_and_truncated_rounds_are_named(ledger: Ledger) -> None:
     path = ledger.directory / "round-000003.parquet"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"round-000003\.parquet is not a readable Parquet file"):
+    with pytest.raises(InputError, match=r"round-000003\.parquet is not a readable parquet table"):
         list(Ledger(ledger.directory))
     (ledger.directory / "round-000002.parquet").unlink()
     with pytest.raises(InputError, match=r"round 2 is missing; rounds 1 to 3 are expected"):
@@ -130,3 +130,12 @@ def test_a_fate_is_no_covariate(tmp_path: Path) -> None:
     flags = {"invited": True, "replied": [True, False], "fate": ["replied", "declined"]}
     ledger.append(1, pl.DataFrame({"unit_id": ["a", "b"], **flags, "battery": [0.1, 0.2]}))
     assert ledger.covariates == ("battery",)
+
+
+def test_a_ledger_is_named_by_text_or_path(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "rounds"), since=3)
+    assert ledger == Ledger(tmp_path / "rounds", 3)
+    ledger.append(3, frame())
+    assert Ledger(tmp_path / "rounds", since=3).rounds == (3,)
+    with pytest.raises(InputError, match="given as str or Path, not list"):
+        Ledger([tmp_path])  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import InputError
-from fedipw.tables.members import Members
+from fedipw.tables.population import Members
 
 
 def members(ids: list[object], **more: object) -> Members:

@@ -1,7 +1,9 @@
 """Tables and targets on disk."""
 
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import polars as pl
 import pytest
 
@@ -35,7 +37,7 @@ def test_unit_ids_of_csv_are_text_and_flags_are_read_in_any_case(tmp_path: Path)
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"No file .*none\.csv"):
         read_table(tmp_path / "none.csv")
-    with pytest.raises(InputError, match=r"tables are \.parquet or \.csv"):
+    with pytest.raises(InputError, match=r"tables are \.parquet, \.csv"):
         read_table(tmp_path / "t.xlsx")
     whole = tmp_path / "t.parquet"
     write_table(pl.DataFrame({"x": range(1000)}), whole)
@@ -91,6 +93,38 @@ def test_targets_no_file_can_hold(tmp_path: Path, text: str, message: str) -> No
     with pytest.raises(InputError, match=message) as caught:
         Targets.read(path)
     assert "t.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["dict", "file", "text", "frame", "query", "pandas", "targets"])
+def test_targets_in_every_form(tmp_path: Path, form: str) -> None:
+    values = {"age": 45.0, "os[ios]": 0.3}
+    frame = pl.DataFrame({"name": list(values), "value": list(values.values())})
+    path = tmp_path / "t.tsv"
+    write_table(frame, path)
+    forms: dict[str, Any] = {
+        "dict": values,
+        "file": path,
+        "text": str(path),
+        "frame": frame,
+        "query": frame.lazy(),
+        "pandas": pd.DataFrame(frame.to_dict(as_series=False)),
+        "targets": Targets.of(values),
+    }
+    targets = Targets.given(forms[form])
+    assert targets.names == ("age", "os[ios]")
+    assert targets.values.tolist() == [45.0, 0.3]
+
+
+def test_what_are_no_targets_is_told_what_is(tmp_path: Path) -> None:
+    for odd in ([("age", 45.0)], 45.0, None):
+        with pytest.raises(InputError, match=rf"values by name .*not {type(odd).__name__}\."):
+            Targets.given(odd)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the table given has no column 'value'"):
+        Targets.given(pl.DataFrame({"name": ["age"]}))
+    with pytest.raises(InputError, match="the table given: The target value of age is missing"):
+        Targets.given(pl.DataFrame({"name": ["age"], "value": [None]}))
+    with pytest.raises(InputError, match="No file"):
+        Targets.given(tmp_path / "none.csv")
 
 
 def test_shares_may_exceed_one_by_rounding() -> None:

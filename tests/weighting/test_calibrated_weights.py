@@ -10,25 +10,20 @@ import pytest
 
 from fedipw.calibration import Distance, Entropy, InverseLogit, Linear, Logit, Quadratic
 from fedipw.errors import InputError
-from fedipw.selection import Source
-from fedipw.tables import Population
-from fedipw.weighting import (
-    Balance,
-    Calibrated,
-    Facts,
-    Greg,
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.selection.participation import Source
+from fedipw.tables.population import Population
+from fedipw.weighting.balance import Balance
+from fedipw.weighting.functions import clamped
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import (
     Hajek,
-    HorvitzThompson,
-    RoundReplies,
-    clamped,
-    method_named,
+    InverseParticipation,
+    Method,
+    OfEnrolled,
+    Weighing,
 )
-from fedipw.weighting.schemes import (
-    enrollment_weights_of,
-    expected_weights,
-    over_enrollment,
-    weighed,
-)
+from fedipw.weighting.weigher import EnrollmentState, Replies
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 DISTANCES = [Quadratic(), Entropy(), Linear(), Logit(0.05, 8.0), InverseLogit()]
@@ -43,8 +38,35 @@ def small(seed: int = 1) -> Balance:
     return Balance(names=("a", "b"), matrix=matrix, enrolled=inside, mean=mean, population_size=N)
 
 
-def replies(rows: np.ndarray, prob: np.ndarray) -> RoundReplies:
-    return RoundReplies(
+def state_of(balance: Balance, true_prob: np.ndarray | None = None) -> EnrollmentState:
+    """Return enrollment in the clients of a balance map, each with probability one half."""
+    count = len(balance.matrix)
+    return EnrollmentState(
+        unit_ids=np.arange(count),
+        sample_counts=np.ones(count, dtype=np.int64),
+        enrolled=balance.enrolled,
+        prob=np.full(count, 0.5),
+        population_size=balance.population_size,
+        balance=balance,
+        true_prob=true_prob,
+    )
+
+
+def calibrated_by(distance: Distance | InverseLogit, *, hajek: bool = False) -> Method:
+    """Return the calibrated method with any distance."""
+    plain = Method(name="calibrated", base=InverseParticipation(), calibration=OfEnrolled(distance))
+    return replace(plain, normalisation=Hajek()) if hajek else plain
+
+
+def weighted(q: np.ndarray) -> Weighing:
+    """Return the Hájek form of calibrated weights that are given."""
+    return Weighing(
+        method=calibrated_by(Linear(), hajek=True), state=state_of(small()), enrollment_weights=q
+    )
+
+
+def replies(rows: np.ndarray, prob: np.ndarray) -> Replies:
+    return Replies(
         index=1,
         unit_ids=rows,
         rows=rows,
@@ -65,7 +87,7 @@ def test_proposition_c_holds_exactly_when_updates_are_linear_in_b(
     updates = balance.matrix @ slope + constant
     goal = balance.mean @ slope + constant
     prob = rng.uniform(0.2, 0.9, N)
-    scheme = Calibrated(balance.enrollment_weights(distance))
+    scheme = calibrated_by(distance).at(state_of(balance))
     total = np.zeros(3)
     for present in product([True, False], repeat=ENROLLED):
         rows = np.flatnonzero(present)
@@ -88,7 +110,7 @@ def test_what_b_does_not_explain_stays_as_bias(distance: Distance | InverseLogit
         matrix=matrix,
         enrolled=inside,
         mean=matrix.mean(axis=0),
-        population_size=people.size,
+        population_size=people.listed,
     )
     q = balance.enrollment_weights(distance)[inside]
     updates = 2.0 * Z + 0.5 * (Z**2 - 1.0)
@@ -138,13 +160,13 @@ def test_greg_is_its_formula_and_reproduces_the_means() -> None:
     b = np.column_stack([np.ones(m), matrix])
     mu = np.array([1.0, 0.2, -0.1])
     expected = d * (1 + b @ np.linalg.solve((d[:, None] * b).T @ b, mu - d @ b))
-    scheme = Greg(HorvitzThompson(60), balance)
+    scheme = method_named("greg").at(state_of(balance))
     np.testing.assert_allclose(scheme.weights(given), expected, rtol=1e-12)
     np.testing.assert_allclose(scheme.weights(given) @ b, mu, atol=1e-13)
-    weights, note = weighed(Greg(HorvitzThompson(60), balance, nonnegative=True), given)
-    assert note == ""
-    assert weights.min() >= 0.0
-    np.testing.assert_allclose(weights @ b, mu, atol=1e-11)
+    found = method_named("greg-nonnegative").at(state_of(balance)).weighed(given)
+    assert found.note == ""
+    assert found.weights.min() >= 0.0
+    np.testing.assert_allclose(found.weights @ b, mu, atol=1e-11)
 
 
 def test_greg_is_consistent_when_only_the_linear_model_is_right() -> None:
@@ -162,19 +184,18 @@ def test_greg_is_consistent_when_only_the_linear_model_is_right() -> None:
     wrong = replies(np.arange(m), rng.uniform(0.05, 1.0, m))
     updates = 1.0 + matrix @ [2.0, -1.0]
     goal = 1.0 + balance.mean @ [2.0, -1.0]
-    plain, greg = HorvitzThompson(80), Greg(HorvitzThompson(80), balance)
+    plain, greg = (method_named(name).at(state_of(balance)) for name in ("fedipw", "greg"))
     assert np.isclose(greg.weights(wrong) @ updates, goal, rtol=1e-12)
     assert abs(plain.weights(wrong) @ updates - goal) > 0.1
 
 
 def test_small_rounds_are_not_balanced_and_say_so() -> None:
-    balance = replace(small(), enrolled=np.ones(N, dtype=bool))
-    given = replies(np.arange(12), np.full(N, 0.5))
-    scheme = Greg(HorvitzThompson(24), balance)
-    weights, note = weighed(scheme, given)
-    np.testing.assert_array_equal(weights, HorvitzThompson(24).weights(given))
-    assert note == "not balanced: 12 replies, 15 needed"
-    assert weighed(Hajek(scheme), given)[1] == note
+    balance = replace(small(), enrolled=np.ones(N, dtype=bool), population_size=24)
+    given, state = replies(np.arange(12), np.full(N, 0.5)), state_of(balance)
+    found = method_named("greg").at(state).weighed(given)
+    np.testing.assert_array_equal(found.weights, method_named("fedipw").at(state).weights(given))
+    assert found.note == "not balanced: 12 replies, 15 needed"
+    assert method_named("greg-hajek").at(state).weighed(given).note == found.note
 
 
 def test_a_nonnegative_round_without_solution_keeps_its_weights() -> None:
@@ -188,23 +209,37 @@ def test_a_nonnegative_round_without_solution_keeps_its_weights() -> None:
         population_size=40,
     )
     given = replies(np.arange(m), np.full(m, 0.5))
-    weights, note = weighed(Greg(HorvitzThompson(40), balance, nonnegative=True), given)
-    np.testing.assert_array_equal(weights, HorvitzThompson(40).weights(given))
-    assert note == "not balanced: InfeasibleError"
+    state = state_of(balance)
+    found = method_named("greg-nonnegative").at(state).weighed(given)
+    np.testing.assert_array_equal(found.weights, method_named("fedipw").at(state).weights(given))
+    assert found.note == "not balanced: InfeasibleError"
 
 
 def test_rounds_in_which_nobody_carries_weight() -> None:
-    scheme = Hajek(Calibrated(np.zeros(N)))
-    assert not scheme.weights(replies(np.arange(3), np.full(N, 0.5))).any()
+    given = replies(np.arange(3), np.full(N, 0.5))
+    assert not weighted(np.zeros(N)).weights(given).any()
+    assert weighted(np.zeros(N)).weighed(given).note == "no reply carries weight"
 
 
 def test_negative_weights_normalise_if_their_sum_is_positive() -> None:
     given = replies(np.arange(3), np.full(N, 1.0))
     q = np.zeros(N)
     q[:3] = [0.5, 0.7, -0.2]
-    np.testing.assert_allclose(Hajek(Calibrated(q)).weights(given), [0.5, 0.7, -0.2])
+    np.testing.assert_allclose(weighted(q).weights(given), [0.5, 0.7, -0.2])
     with pytest.raises(InputError, match="need a positive sum"):
-        Hajek(Calibrated(-q)).weights(given)
+        weighted(-q).weights(given)
+
+
+@pytest.mark.parametrize("trim", [None, 2.0])
+def test_a_round_without_a_positive_sum_carries_no_weight_and_says_why(trim: float | None) -> None:
+    given = replies(np.arange(3), np.full(N, 1.0))
+    q = np.zeros(N)
+    q[:3] = [-0.5, -0.7, 0.2]
+    scheme = weighted(q)
+    found = replace(scheme, method=scheme.method.trimmed(trim)).weighed(given)
+    assert found.weights.tolist() == [0.0, 0.0, 0.0]
+    assert "need a positive sum" in found.note
+    assert (found.total, found.effective_replies) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=lambda d: type(d).__name__)
@@ -224,13 +259,14 @@ def test_weights_over_enrollment_are_calibrated_in_the_mean(
     q = balance.expected_weights(distance, prob)
     assert np.isclose((prob * q).sum(), 1.0)
     np.testing.assert_allclose((prob * q) @ matrix, balance.mean, atol=1e-12)
-    facts = Facts(500, balance.enrolled.sum(), balance=balance, enrollment_prob=prob)
-    scheme = facts.calibrated(balance, distance)
-    inside = over_enrollment(Hajek(scheme))
+    scheme = calibrated_by(distance, hajek=True).at(state_of(balance, prob))
     units = replies(np.arange(500), np.full(500, 0.4))
-    given = expected_weights(inside, units, 0.4 * prob)
+    given = scheme.over_enrollment().expected_weights(units, 0.4 * prob)
     np.testing.assert_allclose(given, prob * q, rtol=1e-12)
-    np.testing.assert_array_equal(enrollment_weights_of(Hajek(scheme)), scheme.enrollment_weights)
+    drawn, inside = balance.enrollment_weights(distance), balance.enrolled
+    assert scheme.enrollment_weights is not None
+    np.testing.assert_array_equal(scheme.enrollment_weights, drawn)
+    np.testing.assert_array_equal(scheme.inverse_enrollment(), np.where(inside, drawn, 0.0))
 
 
 def test_the_rich_map_asks_for_clients_behind_each_moment() -> None:
@@ -240,17 +276,23 @@ def test_the_rich_map_asks_for_clients_behind_each_moment() -> None:
         inside = np.arange(size) % 2 == 0
         return Population.of({"unit_id": np.arange(size), "enrolled": inside, **columns})
 
-    names = ["z0", "z1", "z2"]
-    assert len(Balance.rich(people(450), names).names) == 9  # 225 enrolled, 25 for each moment
-    assert Balance.rich(people(440), names).names[3:] == ("z0**2", "z1**2", "z2**2")
-    assert Balance.rich(people(290), names).names == ("z0", "z1", "z2")
+    def names(size: int) -> tuple[str, ...]:
+        stage = enrollment_stage(people(size))
+        return stage.balance("rich", np.ones(stage.members.size, dtype=np.bool_)).names
+
+    assert len(names(450)) == 9  # 225 enrolled, 25 for each moment
+    assert names(440)[3:] == ("z0**2", "z1**2", "z2**2")
+    assert names(290) == ("z0", "z1", "z2")
 
 
 def test_methods_that_need_means_say_so() -> None:
-    with pytest.raises(InputError, match="efficient needs population means"):
-        method_named("efficient").scheme_for(Facts(100, 50))
-    with pytest.raises(InputError, match="has no enrollment weights"):
-        enrollment_weights_of(HorvitzThompson(10))
+    unknown = replace(state_of(small()), balance=None)
+    for name in ("efficient", "calibrated-entropy"):
+        with pytest.raises(InputError, match=f"{name} needs population means"):
+            method_named(name).at(unknown)
+    with pytest.raises(InputError, match="greg needs population means"):
+        method_named("greg").at(unknown).weights(replies(np.arange(3), np.full(N, 0.5)))
+    assert method_named("fedipw").at(unknown).enrollment_weights is None
 
 
 def test_trimming_of_r_survey() -> None:

@@ -10,9 +10,15 @@ import polars as pl
 import pytest
 
 from fedipw.numerics.types import BoolArray, FloatArray
-from fedipw.selection import Formulas, LogSettings, LogWindow, NewtonLogistic
-from fedipw.tables import Ledger, TableFile
-from fedipw.weighting import KnownPopulation, LogPlan, LogRecord, logged_weights, method_named
+from fedipw.selection.classifiers import Newton
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.steps import Formulas
+from fedipw.tables.ledger import Ledger
+from fedipw.tables.population import Population
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan, Record, Replay
 
 CLIENTS, ROUNDS = 300, 6
 
@@ -42,10 +48,9 @@ class Log:
             table |= {"replied": self.replied[r], "x": self.x[r], "net": self.net[r]}
             self.ledger.append(r + 1, pl.DataFrame(table))
 
-    def weights(self, plan: LogPlan) -> tuple[pl.DataFrame, LogRecord]:
-        record = LogRecord()
-        people = KnownPopulation.of(TableFile(self.table), "z")
-        return pl.concat(logged_weights(people, self.ledger, plan, record)), record
+    def weights(self, plan: Plan) -> tuple[pl.DataFrame, Record]:
+        replay = Replay(enrollment_stage(Population(self.table), "z"), self.ledger, plan)
+        return pl.concat(replay), replay.record
 
     def everyone(self, r: int) -> tuple[FloatArray, BoolArray]:
         """Return the covariates of all clients in a round, filled, and who replied."""
@@ -61,12 +66,14 @@ class Log:
         return X, replied
 
 
-PLAN = LogPlan(method=method_named("collapsed"), formulas=Formulas(reply="z + os + x + net"))
+PLAN = Plan(method=method_named("collapsed"), formulas=Formulas(reply="z + os + x + net"))
 
 
 def test_collapsed_weights_are_those_of_one_model_of_everyone(tmp_path: Path) -> None:
     log = Log(tmp_path)
-    pooled = replace(PLAN, settings=LogSettings(window=LogWindow.POOLED, l2=0.5))
+    pooled = replace(
+        PLAN, settings=ParticipationSettings(window=Window.POOLED, estimator=Newton(0.5))
+    )
     got, _ = log.weights(pooled)  # the ridge, since nobody of system c ever replies
     rows = [log.everyone(r) for r in range(ROUNDS)]
     fit = NewtonLogistic(l2=0.5).fit(
@@ -92,8 +99,8 @@ def test_a_due_refit_waits_for_the_next_round_with_replies(
     tmp_path: Path, silent: tuple[int, ...]
 ) -> None:
     log = Log(tmp_path, silent=silent)
-    settings = LogSettings(refit_every=2, per_coefficient=1.0)
-    plan = LogPlan(method=method_named("fedipw"), settings=settings, formulas=Formulas(reply="x"))
+    settings = ParticipationSettings(refit_every=2, per_coefficient=1.0)
+    plan = Plan(method=method_named("fedipw"), settings=settings, formulas=Formulas(reply="x"))
     got, record = log.weights(plan)
     behind = {2: 1, 3: 2, 4: 2, 5: 4, 6: 5 if silent else 4}  # rounds fitted on
     for r, past in behind.items():
@@ -124,11 +131,12 @@ def test_late_refits_cost_two_passes(tmp_path: Path) -> None:
         few = Ledger(tmp_path / f"first-{last}")
         for index in range(1, last + 1):
             few.append(index, ledger.read(index))
-        record, known = LogRecord(), TableFile(tmp_path / "people.parquet")
-        plan = LogPlan(method=method_named("fedipw"), settings=LogSettings(refit_every=5))
-        for _ in logged_weights(KnownPopulation.of(known), few, plan, record):
+        stage = enrollment_stage(Population(tmp_path / "people.parquet"))
+        plan = Plan(method=method_named("fedipw"), settings=ParticipationSettings(refit_every=5))
+        replay = Replay(stage, few, plan)
+        for _ in replay:
             pass
-        passes.append((record.refits, record.passes))
+        passes.append((replay.record.refits, replay.record.passes))
     (refits, before), (more, after) = passes
     assert more - refits == 4  # before rounds 21, 26, 31 and 36
     assert after - before <= 2 * (more - refits)

@@ -8,20 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedipw.errors import InputError
-from fedipw.selection import Source
-from fedipw.weighting import (
-    FedAvg,
-    Hajek,
-    HorvitzThompson,
-    RoundReplies,
-    Scheme,
+from fedipw.errors import EmptyRoundError, InputError
+from fedipw.selection.participation import Source
+from fedipw.weighting.functions import (
     effective_sample_size,
     estimated_population_size,
     hajek_weights,
     horvitz_thompson_weights,
     trimmed,
 )
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import Weighing
+from fedipw.weighting.weigher import EnrollmentState, Replies
 
 ENROLL = np.array([0.3, 0.8, 0.5, 0.9])
 PART = np.array([0.6, 0.2, 0.7, 0.4])
@@ -30,8 +28,8 @@ VALUE = np.array([[4.0, 1.0], [-1.0, 0.5], [2.0, -3.0], [0.5, 2.0]])
 probabilities = arrays(np.float64, st.integers(1, 40), elements=st.floats(1e-3, 1.0))
 
 
-def replies(rows: list[int], enroll: np.ndarray = ENROLL, part: np.ndarray = PART) -> RoundReplies:
-    return RoundReplies(
+def replies(rows: list[int], enroll: np.ndarray = ENROLL, part: np.ndarray = PART) -> Replies:
+    return Replies(
         index=1,
         unit_ids=np.array(rows),
         rows=np.array(rows),
@@ -42,7 +40,19 @@ def replies(rows: list[int], enroll: np.ndarray = ENROLL, part: np.ndarray = PAR
     )
 
 
-def moments(scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
+def weighing(name: str, size: float = 4) -> Weighing:
+    """Return a method for a population of this size; replies bring their own probabilities."""
+    state = EnrollmentState(
+        unit_ids=np.arange(4),
+        sample_counts=np.arange(4) + 1,
+        enrolled=np.ones(4, dtype=np.bool_),
+        prob=ENROLL,
+        population_size=size,
+    )
+    return method_named(name).at(state)
+
+
+def moments(scheme: Weighing) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of the weighted sum over every enrollment and every participation."""
     mean, second = np.zeros(2), np.zeros(2)
     for enrolled in product([True, False], repeat=4):
@@ -57,7 +67,7 @@ def moments(scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_horvitz_thompson_is_unbiased_with_its_closed_variance() -> None:
-    mean, variance = moments(HorvitzThompson(4))
+    mean, variance = moments(weighing("fedipw"))
     pi = ENROLL * PART
     np.testing.assert_allclose(mean, VALUE.mean(axis=0), rtol=1e-12)  # (A1)
     closed = ((1 - pi) / pi)[:, None] * VALUE**2 / 4**2  # (A3)
@@ -65,12 +75,12 @@ def test_horvitz_thompson_is_unbiased_with_its_closed_variance() -> None:
 
 
 def test_hajek_is_another_estimator_biased_where_horvitz_thompson_is_not() -> None:
-    mean, _ = moments(Hajek(HorvitzThompson(4)))
+    mean, _ = moments(weighing("fedipw-hajek"))
     assert np.all(np.abs(mean - VALUE.mean(axis=0)) > 0.01)
 
 
 def test_naive_mean_is_biased() -> None:
-    mean, _ = moments(FedAvg())
+    mean, _ = moments(weighing("fedavg"))
     assert np.all(np.abs(mean - VALUE.mean(axis=0)) > 0.01)
 
 
@@ -105,7 +115,7 @@ def test_plug_in_remainder_inequality(
     part_hat = np.clip(part + error[1], 0.1, 1.0)
     truth, plugged = enroll * part, enroll_hat * part_hat
     rows = np.flatnonzero(replied).tolist()
-    scheme = HorvitzThompson(12)
+    scheme = weighing("fedipw", 12)
     plug_in = scheme.weights(replies(rows, enroll_hat, part_hat)) @ value[rows]
     oracle = scheme.weights(replies(rows, enroll, part)) @ value[rows]
     e = np.abs(plugged - truth).max()
@@ -136,10 +146,10 @@ def test_horvitz_thompson_weights_do_not_forget_it(pi: np.ndarray, scale: float)
 def test_equal_probabilities_give_back_fedavg(part: float) -> None:
     rows = [0, 2, 3]
     same = replies(rows, np.full(4, 0.75 / part if part == 1.0 else 1.0), np.full(4, part))
-    average = FedAvg().weights(same)
-    np.testing.assert_allclose(Hajek(HorvitzThompson(4)).weights(same), average, rtol=1e-15)
+    average = weighing("fedavg").weights(same)
+    np.testing.assert_allclose(weighing("fedipw-hajek").weights(same), average, rtol=1e-15)
     size = len(rows) / same.inclusion_prob[0]  # as many replies as expected
-    np.testing.assert_allclose(HorvitzThompson(size).weights(same), average, rtol=1e-15)
+    np.testing.assert_allclose(weighing("fedipw", size).weights(same), average, rtol=1e-15)
 
 
 @given(
@@ -152,6 +162,23 @@ def test_trimming_reports_all_it_did(weights: np.ndarray, times: float) -> None:
     assert report.changed == (report.weights != weights).sum()
     lost = (weights - report.weights).sum() / weights.sum()
     np.testing.assert_allclose(report.mass, lost, atol=1e-12)
+
+
+@given(
+    weights=arrays(np.float64, st.integers(1, 30), elements=st.floats(-1e3, 1e3)),
+    times=st.floats(1.0, 5.0),
+)
+def test_weights_of_either_sign_are_cut_in_size(weights: np.ndarray, times: float) -> None:
+    report, opposite = trimmed(weights, times), trimmed(-weights, times)
+    assert np.abs(report.weights).max() <= report.cap
+    np.testing.assert_array_equal(opposite.weights, -report.weights)
+    assert report.changed == opposite.changed == (report.weights != weights).sum()
+    assert 0.0 <= report.mass < 1.0
+
+
+def test_nothing_is_cut_of_weights_that_are_all_zero() -> None:
+    report = trimmed(np.zeros(3), 2.0)
+    assert (report.changed, report.mass, report.cap) == (0, 0.0, 0.0)
 
 
 @given(weights=arrays(np.float64, st.integers(1, 30), elements=st.floats(1e-3, 1e3)))
@@ -186,5 +213,5 @@ def test_bad_sizes_and_caps_are_refused() -> None:
 
 
 def test_an_empty_round_has_no_replies() -> None:
-    with pytest.raises(InputError, match="empty"):
+    with pytest.raises(EmptyRoundError, match="no reply has all the values needed"):
         replies([])

@@ -12,15 +12,16 @@ from scipy.special import expit
 
 from fedipw.errors import InputError
 from fedipw.numerics.types import BoolArray
-from fedipw.selection import Formulas, LogSettings, LogWindow
-from fedipw.tables import Ledger, TableFile
+from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.steps import Formulas
 from fedipw.tables.design import Missing
-from fedipw.tables.targets import Targets
-from fedipw.weighting import method_named
-from fedipw.weighting.live import LiveLog
-from fedipw.weighting.logrun import LogPlan, LogRecord, logged_weights
-from fedipw.weighting.people import KnownPopulation, KnownTotals
-from fedipw.weighting.rounds import RoundWeights
+from fedipw.tables.ledger import Ledger
+from fedipw.tables.population import Population
+from fedipw.weighting.live import Live
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan, Replay
+from fedipw.weighting.weigher import RoundWeights
 
 
 @dataclass
@@ -28,7 +29,7 @@ class World:
     """A population on disk, and rounds drawn for it."""
 
     folder: Path
-    people: KnownPopulation
+    stage: EnrollmentStage
     rounds: list[tuple[pl.DataFrame, BoolArray]]
 
     def ledger(self, name: str = "rounds") -> Ledger:
@@ -54,29 +55,28 @@ def world(folder: Path, *, seed: int = 0, rounds: int = 8, steps: int = 1) -> Wo
         if steps == 3:
             table |= {"available": available, "invite_prob": np.full(len(ids), 0.7)}
         drawn.append((pl.DataFrame(table), replied))
-    return World(folder, KnownPopulation.of(TableFile(folder / "people.parquet")), drawn)
+    return World(folder, enrollment_stage(Population(folder / "people.parquet")), drawn)
 
 
-def plan(method: str = "fedipw", missing: Missing = Missing.DROP, **settings: object) -> LogPlan:
-    return LogPlan(
+def plan(method: str = "fedipw", missing: Missing = Missing.DROP, **settings: object) -> Plan:
+    return Plan(
         method=method_named(method),
         formulas=Formulas(missing=missing),
-        settings=LogSettings(**settings),  # type: ignore[arg-type]
+        settings=ParticipationSettings(**settings),  # type: ignore[arg-type]
     )
 
 
-def lived(live: LiveLog, rounds: list[tuple[pl.DataFrame, BoolArray]]) -> list[RoundWeights | None]:
+def lived(live: Live, rounds: list[tuple[pl.DataFrame, BoolArray]]) -> list[RoundWeights | None]:
     out = []
     for table, replied in rounds:
         live.open(table)
-        out.append(live.weights(replied))
+        out.append(live.weigh(replied))
         live.close(replied)
     return out
 
 
-def offline(given: World, how: LogPlan, ledger: Ledger) -> dict[int, pl.DataFrame]:
-    tables = logged_weights(given.people, ledger, how, LogRecord())
-    return {table["round"][0]: table for table in tables}
+def offline(given: World, how: Plan, ledger: Ledger) -> dict[int, pl.DataFrame]:
+    return {table["round"][0]: table for table in Replay(given.stage, ledger, how)}
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -86,7 +86,7 @@ def test_live_weights_are_those_of_the_finished_ledger(
 ) -> None:
     given = world(tmp_path, steps=steps)
     how, ledger = plan(method, refit_every=2), given.ledger()
-    found = lived(LiveLog(given.people, ledger, how), given.rounds)
+    found = lived(Live(given.stage, ledger, how), given.rounds)
     later = offline(given, how, ledger)
     assert set(later) == {k for k, f in enumerate(found, 1) if f is not None}
     assert 6 not in later  # nobody replied
@@ -104,11 +104,11 @@ def test_live_weights_are_those_of_the_finished_ledger(
 def test_a_program_that_was_killed_goes_on_with_the_same_weights(tmp_path: Path, cut: int) -> None:
     given = world(tmp_path)
     how = plan(refit_every=3)
-    whole = lived(LiveLog(given.people, given.ledger("whole"), how), given.rounds)
-    first = LiveLog(given.people, given.ledger("cut"), how)
+    whole = lived(Live(given.stage, given.ledger("whole"), how), given.rounds)
+    first = Live(given.stage, given.ledger("cut"), how)
     lived(first, given.rounds[:cut])
     first.open(given.rounds[cut][0])  # killed while a round is open
-    again = LiveLog(given.people, given.ledger("cut"), how)
+    again = Live(given.stage, given.ledger("cut"), how)
     assert again.rounds == cut
     for new, old in zip(lived(again, given.rounds[cut:]), whole[cut:], strict=True):
         assert (new is None) == (old is None)
@@ -117,16 +117,16 @@ def test_a_program_that_was_killed_goes_on_with_the_same_weights(tmp_path: Path,
     for index in given.ledger("whole").rounds:
         same = given.ledger("cut").read(index).equals(given.ledger("whole").read(index))
         assert same
-    assert again.record.rounds == len(given.rounds)
+    assert again.rounds == len(given.rounds)
 
 
 def test_totals_alone_serve_as_well(tmp_path: Path) -> None:
     given = world(tmp_path)
-    table = TableFile(tmp_path / "people.parquet")
-    people = KnownTotals.of(table, Targets.of({"age": 0.0, "os[ios]": 0.5}))
+    known = {"age": 0.0, "os[ios]": 0.5}
+    stage = enrollment_stage(Population.from_totals(tmp_path / "people.parquet", known))
     how = plan("calibrated-entropy")
-    found = lived(LiveLog(people, given.ledger(), how), given.rounds[:5])
-    later = list(logged_weights(people, given.ledger(), how, LogRecord()))
+    found = lived(Live(stage, given.ledger(), how), given.rounds[:5])
+    later = list(Replay(stage, given.ledger(), how))
     for live, table_later in zip(found, later, strict=True):
         assert live is not None
         np.testing.assert_allclose(live.weights, table_later["weight"], rtol=1e-8)
@@ -134,11 +134,11 @@ def test_totals_alone_serve_as_well(tmp_path: Path) -> None:
 
 def test_a_round_is_in_the_ledger_when_close_returns(tmp_path: Path) -> None:
     given = world(tmp_path)
-    live = LiveLog(given.people, given.ledger(), plan())
+    live = Live(given.stage, given.ledger(), plan())
     table, replied = given.rounds[0]
     live.open(table)
     assert live.rounds == 0
-    live.weights(replied)
+    live.weigh(replied)
     live.close(replied)
     assert live.rounds == 1
     assert given.ledger().read(1)["replied"].to_list() == replied.tolist()
@@ -146,16 +146,16 @@ def test_a_round_is_in_the_ledger_when_close_returns(tmp_path: Path) -> None:
 
 def test_rounds_open_and_close_in_turn(tmp_path: Path) -> None:
     given = world(tmp_path)
-    live = LiveLog(given.people, given.ledger(), plan())
+    live = Live(given.stage, given.ledger(), plan())
     table, replied = given.rounds[0]
-    for call in (live.weights, live.close):
+    for call in (live.weigh, live.close):
         with pytest.raises(InputError, match="No round is open"):
             call(replied)
     live.open(table)
     with pytest.raises(InputError, match="Round 1 is open"):
         live.open(table)
     with pytest.raises(InputError, match="replied"):
-        live.weights(replied[:-1])
+        live.weigh(replied[:-1])
     live.close(replied)
     assert live.rounds == 1
 
@@ -174,22 +174,22 @@ def test_a_round_that_cannot_be_is_refused_and_leaves_nothing(
     tmp_path: Path, change: object, message: str
 ) -> None:
     given = world(tmp_path)
-    live = LiveLog(given.people, given.ledger(), plan())
+    live = Live(given.stage, given.ledger(), plan())
     lived(live, given.rounds[:1])
     table, replied = given.rounds[1]
     with pytest.raises(InputError, match=message):
         live.open(change(table))  # type: ignore[operator]
     assert live.rounds == 1
     live.open(table)  # and it goes on
-    assert live.weights(replied) is not None
+    assert live.weigh(replied) is not None
 
 
 def test_plans_that_need_the_future_are_refused(tmp_path: Path) -> None:
     given = world(tmp_path)
     with pytest.raises(InputError, match="yet to come"):
-        LiveLog(given.people, given.ledger(), plan(window=LogWindow.POOLED))
+        Live(given.stage, given.ledger(), plan(window=Window.POOLED))
     with pytest.raises(InputError, match="collapsed"):
-        LiveLog(given.people, given.ledger(), plan("collapsed"))
-    rare = LogPlan(method=method_named("fedipw"), formulas=Formulas(lump_below=0.1))
+        Live(given.stage, given.ledger(), plan("collapsed"))
+    rare = Plan(method=method_named("fedipw"), formulas=Formulas(lump_below=0.1))
     with pytest.raises(InputError, match="Rare levels"):
-        LiveLog(given.people, given.ledger(), rare)
+        Live(given.stage, given.ledger(), rare)

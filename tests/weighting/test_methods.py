@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from fedipw.errors import InputError
-from fedipw.selection import Source
-from fedipw.weighting import METHODS, Balance, Facts, RoundReplies, Target, method_named, trimmed
-from fedipw.weighting.schemes import ParticipationOnly, expected_weights
+from fedipw.lab.recipes import RULES as LAB_RULES
+from fedipw.selection.participation import Source
+from fedipw.weighting.balance import Balance
+from fedipw.weighting.functions import trimmed
+from fedipw.weighting.methods import CHOICES, METHODS, RULES, method_named
+from fedipw.weighting.pipeline import Trim, Weighing
+from fedipw.weighting.replay import Plan
+from fedipw.weighting.weigher import EnrollmentState, Replies
 
 _COLUMNS = np.random.default_rng(5).standard_normal((50, 2))
 BALANCE = Balance(
@@ -18,13 +23,25 @@ BALANCE = Balance(
     mean=np.array([0.05, -0.1]),
     population_size=50,
 )
-FACTS = Facts(population=50, enrolled=20, balance=BALANCE, rich=BALANCE)
+STATE = EnrollmentState(
+    unit_ids=np.arange(50),
+    sample_counts=np.arange(50) + 1,
+    enrolled=BALANCE.enrolled,
+    prob=np.random.default_rng(6).uniform(0.1, 1.0, 50),
+    population_size=50.0,
+    balance=BALANCE,
+    rich=BALANCE,
+)
 SIGNED = [n for n in METHODS if n.startswith(("greg", "calibrated-linear"))]
 
 
-def replies(m: int = 7, seed: int = 0) -> RoundReplies:
+def weighing(name: str) -> Weighing:
+    return method_named(name).at(STATE)
+
+
+def replies(m: int = 7, seed: int = 0) -> Replies:
     rng = np.random.default_rng(seed)
-    return RoundReplies(
+    return Replies(
         index=3,
         unit_ids=np.arange(m),
         rows=rng.permutation(20)[np.arange(m) % 20],
@@ -35,8 +52,8 @@ def replies(m: int = 7, seed: int = 0) -> RoundReplies:
     )
 
 
-def subset(given: RoundReplies, rows: np.ndarray) -> RoundReplies:
-    return RoundReplies(
+def subset(given: Replies, rows: np.ndarray) -> Replies:
+    return Replies(
         index=given.index,
         unit_ids=given.unit_ids[rows],
         rows=given.rows[rows],
@@ -49,7 +66,7 @@ def subset(given: RoundReplies, rows: np.ndarray) -> RoundReplies:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_are_one_per_reply_follow_the_rows_and_are_not_negative(name: str) -> None:
-    scheme, given = method_named(name).scheme_for(FACTS), replies()
+    scheme, given = weighing(name), replies()
     weights = scheme.weights(given)
     assert weights.shape == (7,)
     assert np.all(weights >= 0) or name in SIGNED
@@ -60,7 +77,7 @@ def test_weights_are_one_per_reply_follow_the_rows_and_are_not_negative(name: st
 
 @pytest.mark.parametrize("name", METHODS)
 def test_self_normalised_weights_sum_to_one_and_others_stand_alone(name: str) -> None:
-    scheme, given = method_named(name).scheme_for(FACTS), replies()
+    scheme, given = weighing(name), replies()
     part = subset(given, np.array([0, 3]))
     if scheme.self_normalised:
         assert np.isclose(scheme.weights(given).sum(), 1.0)
@@ -69,13 +86,13 @@ def test_self_normalised_weights_sum_to_one_and_others_stand_alone(name: str) ->
         np.testing.assert_array_equal(scheme.weights(part), scheme.weights(given)[[0, 3]])
 
 
-ALONE = [n for n, m in METHODS.items() if not m.scheme_for(FACTS).self_normalised]
+ALONE = [n for n, m in METHODS.items() if not m.normalisation.self_normalised]
 TOGETHER = [n for n in METHODS if n not in ALONE]
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_expected_weights_against_enumeration(name: str) -> None:
-    scheme, given = method_named(name).scheme_for(FACTS), replies(6)
+    scheme, given = weighing(name), replies(6)
     chance = np.random.default_rng(2).uniform(0.2, 0.9, 6)
     mean = np.zeros(6)
     for present in product([True, False], repeat=6):
@@ -83,13 +100,13 @@ def test_expected_weights_against_enumeration(name: str) -> None:
         if rows.size:
             prob = np.where(present, chance, 1 - chance).prod()
             mean[rows] += prob * scheme.weights(subset(given, rows))
-    np.testing.assert_allclose(expected_weights(scheme, given, chance), mean, rtol=1e-12)
+    np.testing.assert_allclose(scheme.expected_weights(given, chance), mean, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_expected_weights_are_the_limit_of_large_rounds(name: str) -> None:
     """Six kinds of client, 400 of each: false alarm below 1e-6 (six standard errors)."""
-    scheme, copies, rng = method_named(name).scheme_for(FACTS), 400, np.random.default_rng(3)
+    scheme, copies, rng = weighing(name), 400, np.random.default_rng(3)
     kinds = np.repeat(np.arange(6), copies)
     given = subset(replies(6), kinds)
     chance = np.random.default_rng(2).uniform(0.2, 0.9, 6)[kinds]
@@ -97,7 +114,7 @@ def test_expected_weights_are_the_limit_of_large_rounds(name: str) -> None:
     for _ in range(400):
         rows = np.flatnonzero(rng.random(len(kinds)) < chance)
         mean += np.bincount(kinds[rows], scheme.weights(subset(given, rows)), minlength=6) / 400
-    expected = np.bincount(kinds, expected_weights(scheme, given, chance), minlength=6)
+    expected = np.bincount(kinds, scheme.expected_weights(given, chance), minlength=6)
     near_zero = 1e-3 * expected.max()  # GREG can leave a kind almost without weight
     np.testing.assert_allclose(mean, expected, rtol=0.03, atol=near_zero)
 
@@ -105,16 +122,19 @@ def test_expected_weights_are_the_limit_of_large_rounds(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_expected_trimmed_weights_are_the_limit_of_large_rounds(name: str) -> None:
     """As above with weights cut at 1.2 times the mean: false alarm below 1e-6."""
-    scheme, copies, rng = method_named(name).scheme_for(FACTS), 400, np.random.default_rng(4)
+    scheme = method_named(name).trimmed(1.2).at(STATE)
+    copies, rng = 400, np.random.default_rng(4)
     kinds = np.repeat(np.arange(6), copies)
     given = subset(replies(6), kinds)
     chance = np.random.default_rng(2).uniform(0.2, 0.9, 6)[kinds]
     mean = np.zeros(6)
     for _ in range(400):
         rows = np.flatnonzero(rng.random(len(kinds)) < chance)
-        cut = trimmed(scheme.weights(subset(given, rows)), 1.2).weights
+        drawn = subset(given, rows)
+        cut = scheme.weighed(drawn).weights
+        np.testing.assert_array_equal(cut, trimmed(scheme.weights(drawn), 1.2).weights)
         mean += np.bincount(kinds[rows], cut, minlength=6) / 400
-    expected = np.bincount(kinds, expected_weights(scheme, given, chance, trim=1.2), minlength=6)
+    expected = np.bincount(kinds, scheme.expected_weights(given, chance), minlength=6)
     near_zero = 1e-3 * expected.max() / expected.sum()
     share = expected / expected.sum()
     np.testing.assert_allclose(mean / mean.sum(), share, rtol=0.03, atol=near_zero)
@@ -131,27 +151,148 @@ def test_the_table_of_weights() -> None:
         "participation-only-hajek": (1 / part) / (1 / part).sum(),
     }
     for name, expected in table.items():
-        weights = method_named(name).scheme_for(FACTS).weights(given)
+        weights = weighing(name).weights(given)
         np.testing.assert_allclose(weights, expected, rtol=1e-14, err_msg=name)
 
 
 def test_normalising_participation_by_the_population_only_shortens_the_step() -> None:
     given = replies()
-    by_enrolled, literal = ParticipationOnly(20), ParticipationOnly(50)
-    np.testing.assert_allclose(literal.weights(given) * 2.5, by_enrolled.weights(given))
+    by_enrolled = weighing("participation-only").weights(given)
+    literal = 1 / (50 * given.participation_prob)
+    np.testing.assert_allclose(literal * 2.5, by_enrolled)
 
 
 def test_sample_target_weighs_by_rows_and_has_no_horvitz_thompson_form() -> None:
     given = replies()
-    weights = method_named("fedipw-hajek").scheme_for(FACTS, Target.SAMPLE).weights(given)
+    weights = method_named("fedipw-hajek").by_samples().at(STATE).weights(given)
     raw = given.sample_counts / given.inclusion_prob
     np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-13)
-    plain = method_named("fedavg").scheme_for(FACTS, Target.SAMPLE).weights(given)
+    plain = method_named("fedavg").by_samples().at(STATE).weights(given)
     np.testing.assert_allclose(plain, given.sample_counts / given.sample_counts.sum(), rtol=1e-13)
     with pytest.raises(InputError, match=r"fedipw is a Horvitz–Thompson form.*fedipw-hajek"):
-        method_named("fedipw").scheme_for(FACTS, Target.SAMPLE)
+        method_named("fedipw").by_samples()
+    by_rows = method_named("fedipw, normalisation=samples").at(STATE)
+    np.testing.assert_array_equal(by_rows.weights(given), weights)
+    with pytest.raises(InputError, match="needs the sample counts of clients"):
+        Plan(method=by_rows.method)
 
 
 def test_an_unknown_method_is_named_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean participation-only"):
         method_named("participaton-only")
+
+
+# The five choices behind each name.
+
+HT, HAJEK = "horvitz-thompson", "hajek"
+BOTH_FORMS = {  # base, calibration, augmentation
+    "participation-only": ("participation", "none", "none"),
+    "fedipw": ("inclusion", "none", "none"),
+    "oracle": ("true-inclusion", "none", "none"),
+    "collapsed": ("collapsed", "none", "none"),
+    "calibrated-quadratic": ("participation", "quadratic", "none"),
+    "calibrated-entropy": ("participation", "entropy", "none"),
+    "calibrated-linear": ("participation", "linear", "none"),
+    "calibrated-logit": ("participation", "logit", "none"),
+    "calibrated-inverse-logit": ("participation", "inverse-logit", "none"),
+    "calibrated-noise-aware": ("participation", "noise-aware", "none"),
+    "greg": ("inclusion", "greg", "none"),
+    "greg-nonnegative": ("inclusion", "greg-nonnegative", "none"),
+    "efficient": ("participation", "rich-inverse-logit", "memory"),
+}
+PRESETS: dict[str, dict[str, str]] = {
+    "fedavg": dict(zip(CHOICES, ("equal", "none", HAJEK, "none", "none"), strict=True))
+}
+for _name, (_base, _calibration, _augmentation) in BOTH_FORMS.items():
+    for _suffix, _form in (("", HT), ("-hajek", HAJEK)):
+        _chosen = (_base, _calibration, _form, "none", _augmentation)
+        PRESETS[_name + _suffix] = dict(zip(CHOICES, _chosen, strict=True))
+
+
+def test_every_preset_is_in_the_table_above() -> None:
+    assert set(METHODS) == set(PRESETS)
+    assert len({tuple(choices.values()) for choices in PRESETS.values()}) == len(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_five_choices_and_they_resolve_to_its_name(name: str) -> None:
+    choices = PRESETS[name]
+    for kind, choice in choices.items():
+        assert getattr(METHODS[name], kind) == CHOICES[kind][choice]()
+    text = ", ".join(f"{kind}={choice}" for kind, choice in choices.items())
+    assert method_named(text) is METHODS[name]
+    backwards = ",".join(f"{kind} = {choice}" for kind, choice in reversed(choices.items()))
+    assert method_named(backwards) is METHODS[name]
+    assert method_named(f"{name}, guard=none") is METHODS[name]
+
+
+def test_a_combination_without_a_name_is_asked_for_by_its_choices() -> None:
+    text = "base=participation, calibration=entropy, normalisation=hajek, guard=trim(5)"
+    method, known = method_named(text), METHODS["calibrated-entropy-hajek"]
+    assert method.name == text
+    assert method.guard == Trim(5.0)
+    by_name = method_named("calibrated-entropy-hajek, guard=trim(5)")
+    for other in (by_name, known.trimmed(5.0)):
+        assert {k: getattr(other, k) for k in CHOICES} == {k: getattr(method, k) for k in CHOICES}
+    given = replies(20)
+    cut = method.at(STATE).weighed(given)
+    np.testing.assert_array_equal(cut.weights, known.trimmed(5.0).at(STATE).weighed(given).weights)
+    assert method_named("guard=trim").guard == Trim(20.0)
+
+
+NEW = (
+    "base=equal, calibration=quadratic, normalisation=hajek",
+    "base=participation, calibration=greg, normalisation=hajek",
+    "base=collapsed, calibration=greg-nonnegative",
+    "base=equal, calibration=greg, normalisation=hajek",
+    "calibration=rich-inverse-logit, base=participation",
+    "fedipw, augmentation=memory",
+)
+
+
+@pytest.mark.parametrize("text", NEW)
+def test_sensible_combinations_weigh_like_any_other(text: str) -> None:
+    method, given = method_named(text), replies(18)
+    assert method.name == text
+    assert text not in METHODS
+    found = method.at(STATE).weighed(given)
+    assert found.weights.shape == (18,)
+    assert np.isfinite(found.weights).all()
+    if method.normalisation.self_normalised:
+        assert np.isclose(found.total, 1.0)
+
+
+REFUSED = {
+    "base=inclusion, calibration=entropy": "corrects enrollment, and the base weight does too",
+    "fedipw, calibration=quadratic": "corrects enrollment, and the base weight does too",
+    "base=true-inclusion, calibration=linear": "corrects enrollment, and the base weight does too",
+    "base=collapsed, calibration=logit": "corrects enrollment, and the base weight does too",
+    "base=equal": "equal weights have no Horvitz–Thompson form",
+    "base=equal, calibration=quadratic": "equal weights have no Horvitz–Thompson form",
+    "fedavg, normalisation=horvitz-thompson": "equal weights have no Horvitz–Thompson form",
+    "guard=trim(0.5)": "is no guard: Trimming below the mean weight is not trimming: 0.5 < 1[.]$",
+    "guard=trim(nan)": "is not trimming",
+    "guard=trim(much)": "is no guard: could not convert",
+    "guard=none(3)": "the guard none takes no setting",
+    "calibration=entropy(2), base=participation": "the calibration entropy takes no setting",
+    "guard=trim(5), guard=none": "guard is chosen twice",
+    "guard=trim(5": "no guard 'trim.5'",
+    "calibration=entropi": "no calibration 'entropi'; did you mean entropy",
+    "weight=1": "no choice 'weight'; there are base, calibration, normalisation, guard",
+    "fedipw, trim(20)": "no choice 'trim.20.'",
+    "fedipw,": "no choice ''",
+    "fedpiw, guard=trim(20)": "No method 'fedpiw'; did you mean fedipw",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_senseless_combinations_are_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(InputError, match=REFUSED[text]):
+        method_named(text)
+
+
+def test_names_of_training_rules_are_known_as_such() -> None:
+    assert set(RULES) == set(LAB_RULES)
+    for name in ("scaffold", "mifa+fedipw"):
+        with pytest.raises(InputError, match="is a way of training"):
+            method_named(name)

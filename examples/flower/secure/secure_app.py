@@ -2,7 +2,7 @@
 
 Every client is sent the models of enrollment and participation and computes its weight from
 covariates that never leave it. What it sends is its weight times its update, masked by SecAgg+.
-The models were fitted on a pilot whose people told their covariates.
+The models were fitted on a pilot whose clients shared their covariates.
 
 ``python -m secure.run`` (in ``examples/flower``) runs it in one process, ``flwr run`` (here) as an
 app, one client for each SuperNode with ``partition-id=0``, ``1``, ...
@@ -35,7 +35,8 @@ from fedipw.flower.secure import (
     scaled_update,
     weighted_sum,
 )
-from fedipw.selection import StageModel, logistic_fit
+from fedipw.selection.logistic import logistic_fit
+from fedipw.selection.saved import StageModel
 from fedipw.tables.design import bound_design
 from fedipw.tables.partitions import Blocks
 
@@ -76,7 +77,7 @@ TakesPart = Callable[[Person, np.random.Generator], bool]
 
 
 def fitted(stage: str, formula: str, frame: pl.DataFrame, label: list[bool]) -> StageModel:
-    """Return a stage fitted on people who told their covariates."""
+    """Return a stage fitted on clients that shared their covariates."""
     design = bound_design(formula, frame.lazy(), frame.columns)
     columns = design.rows(frame, "pilot").columns
     blocks = Blocks.of_arrays(columns.T, np.array(label, dtype=np.int8))

@@ -1,16 +1,19 @@
 """Audits: who is missing, how much it matters, how far to trust the weights, as plain values."""
 
-from fedipw.audit.gather import audit_facts
-from fedipw.audit.metricpart import metric_part
-from fedipw.audit.parts import Audit, Finding, Level, Verdict
-from fedipw.audit.verdict import judged
+from __future__ import annotations
 
-__all__ = [
-    "Audit",
-    "Finding",
-    "Level",
-    "Verdict",
-    "audit_facts",
-    "judged",
-    "metric_part",
-]
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Audit(ModuleType):
+    """The package itself, which can be called: ``fedipw.audit(devices, rounds)``."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        from fedipw.api import audit  # noqa: PLC0415
+
+        return audit(*args, **settings)
+
+
+sys.modules[__name__].__class__ = _Audit

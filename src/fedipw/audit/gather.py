@@ -1,77 +1,100 @@
-"""An audit's numbers, gathered from tables and one replay of a ledger."""
+"""An audit's numbers, gathered from tables, one replay of a ledger, and a metric of the replies."""
 
 from __future__ import annotations
 
+import math
 import platform
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.audit.cells import weight_part
-from fedipw.audit.ledgerfacts import LedgerFacts
-from fedipw.audit.parts import (
+from fedipw.audit.enrollment import Groups, population_facts, totals_facts
+from fedipw.audit.rates import clock_of, heat_parts
+from fedipw.audit.remarks import (
+    METRIC_UNUSED,
+    NO_METRIC,
+    Gathered,
+    parted,
+    remarks,
+    unknowns,
+)
+from fedipw.audit.replay import LedgerFacts, round_lines
+from fedipw.audit.suppression import weight_part
+from fedipw.audit.values import (
     Audit,
     AuditSettings,
-    HeatPart,
-    RatePart,
+    EstimateLine,
+    MetricPart,
     Sizes,
-    StagePart,
-    WeightPart,
 )
-from fedipw.audit.remarks import Gathered, parted, remarks, unknowns
-from fedipw.audit.roundlines import round_lines
-from fedipw.audit.tablefacts import (
-    Groups,
-    TableFacts,
-    enrollment_weights,
-    population_facts,
-    totals_facts,
-)
-from fedipw.audit.tallies import heat_parts
-from fedipw.errors import SeparationError
-from fedipw.numerics.checks import check_positive
+from fedipw.errors import InputError, SeparationError
+from fedipw.evaluation.estimators import EVERYONE
+from fedipw.evaluation.evaluate import EvaluationPlan, covariate_cells, evaluated
+from fedipw.evaluation.logged import MetricCollector, check_method
+from fedipw.numerics.checks import check_positive, some
 from fedipw.selection.overlap import THRESHOLD
-from fedipw.selection.stage import AVAILABILITY, PARTICIPATION, REPLY
-from fedipw.tables.ledger import AVAILABLE, Ledger
-from fedipw.weighting.logrun import LogPlan, LogRecord, Progress, logged_weights
-from fedipw.weighting.people import KnownPopulation, KnownTotals
-from fedipw.weighting.registry import SourceKind, method_named
+from fedipw.selection.participation import Window
+from fedipw.selection.saved import AVAILABILITY, PARTICIPATION, REPLY
+from fedipw.tables.columns import AVAILABLE
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Observer, Plan, Progress, Record, Replay
+from fedipw.weighting.weigher import StagedEnrollment
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
-    from fedipw.weighting.schemes import Scheme
-    from fedipw.weighting.standing import Standing
+    from collections.abc import Sequence
+
+    from fedipw.evaluation.estimators import Estimate
+    from fedipw.evaluation.logged import LoggedSample, Metrics
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.tables.ledger import Ledger
+    from fedipw.weighting.pipeline import Weighing
 
 MIN_CELL = 10
 PARTICIPATION_ONLY = "participation-only"
+ODDS_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _PACKAGES = ("fedipw", "numpy", "polars")
+_ROUNDING = 1e-12  # of the values, below which two means are the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRequest:
+    """A metric of the replies to tell of the population, and columns to group it by."""
+
+    values: Metrics
+    name: str = "metric"
+    by: tuple[str, ...] = ()
 
 
 def audit_facts(
-    people: KnownPopulation | KnownTotals,
+    stage: EnrollmentStage,
     ledger: Ledger | None,
-    plan: LogPlan,
+    plan: Plan,
     *,
     threshold: float = THRESHOLD,
     min_cell: int = MIN_CELL,
     title: str = "",
+    metric: MetricRequest | None = None,
+    observers: Sequence[Observer] = (),
     progress: Progress | None = None,
-    record: LogRecord | None = None,
 ) -> Audit:
-    """Return everything an audit says but a metric and a verdict.
+    """Return everything an audit says but its verdict.
 
-    The ledger is replayed once, twice for the pooled fit; beside sums and counts, one weight per
-    reply and a few numbers per enrolled client are held in memory. Where clients join and leave,
-    the model of enrollment, its reach, its weights and the balance of the enrolled are as of the
-    last round. Where a part of the population has nobody enrolled, enrollment may have no model:
-    the audit then says so, names the part, and weighs for participation alone.
+    The ledger is read once, twice for the pooled fit, whatever the metric; where it has columns of
+    its own, eight of its rounds are looked at beforehand, to cut their numbers into fifths. Beside
+    sums and counts, one weight per reply and a few numbers per enrolled client are held in memory.
+
+    Where clients join and leave, the model of enrollment, its overlap, its weights and the balance
+    of the enrolled are as of the last round. Where a subgroup of the population has nobody
+    enrolled, enrollment may have no model: the audit then says so, names the subgroup, and weighs
+    for participation alone.
 
     Parameters
     ----------
-    people
-        A population table, or enrolled clients and totals.
+    stage
+        What is known of enrollment.
     ledger
         Closed rounds, if there are any.
     plan
@@ -79,180 +102,182 @@ def audit_facts(
     threshold
         A probability counted as small.
     min_cell
-        Parts with fewer clients, or rows, are merged or hidden, and counted.
+        Subgroups with fewer clients, or rows, are merged or hidden, and counted.
     title
         Of the page.
+    metric
+        A metric of the replies, if there is one.
+    observers
+        Receive the rounds too.
     progress
-        Told of rounds done and rounds in all.
-    record
-        Filled with what happened on the way.
+        Receives rounds done and rounds in all.
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> import polars as pl
-    >>> from fedipw.tables import TableFile
-    >>> from fedipw.weighting import method_named
-    >>> path, rng = Path(tempfile.mkdtemp()) / "people.parquet", np.random.default_rng(1)
+    >>> from fedipw.selection.enrollment import enrollment_stage
+    >>> from fedipw.tables.population import Population
+    >>> rng = np.random.default_rng(1)
     >>> age = rng.normal(40.0, 10.0, 500)
-    >>> pl.DataFrame({"unit_id": range(500), "age": age,
-    ...               "enrolled": rng.random(500) < 0.01 * age}).write_parquet(path)
-    >>> people = KnownPopulation.of(TableFile(path))
-    >>> audit = audit_facts(people, None, LogPlan(method=method_named("fedipw")))
+    >>> devices = Population.of({"unit_id": np.arange(500), "age": age,
+    ...                          "enrolled": rng.random(500) < 0.01 * age})
+    >>> audit = audit_facts(enrollment_stage(devices), None, Plan(method=method_named("fedipw")))
     >>> audit.sizes.enrolled, audit.stages[0].stage, audit.balance.groups
     (194, 'enrollment', ('enrolled', 'enrolled weighted'))
     """
     check_positive(min_cell, "min_cell")
-    people.require(plan.method)
-    asked = _Asked(threshold, min_cell, title, progress)
+    stage.require(plan.method.needs)
+    if metric is not None:
+        check_method(stage, plan.method)
+        if plan.models is not None:
+            raise InputError("A metric needs participation fitted on its rounds, not saved models.")
+    attempt = partial(
+        _gathered, stage, ledger, threshold=threshold, min_cell=min_cell, title=title,
+        observers=observers, progress=progress,
+    )  # fmt: skip
     try:
-        return _facts(people, ledger, plan, asked, LogRecord() if record is None else record)
+        return attempt(plan, metric)
     except SeparationError as error:
-        if not (isinstance(people, KnownPopulation) and plan.method.uses_enrollment):
+        if not plan.method.needs.probabilities:
             raise
-        fewer = replace(plan, method=method_named(PARTICIPATION_ONLY))
-        found = _facts(people, ledger, fewer, asked, LogRecord() if record is None else record)
+        found = attempt(replace(plan, method=method_named(PARTICIPATION_ONLY)), None)
         note = (
             f"Enrollment has no model: {parted(error)}. Weights here are {PARTICIPATION_ONLY}: "
             "they make the replies stand for the enrolled, not for the population."
         )
-        return replace(found, notes=(note, *found.notes))
+        found = replace(found, notes=(note, *found.notes))
+        return found if metric is None else _without_metric(found, metric, error)
 
 
-class _Asked(NamedTuple):
-    threshold: float
-    min_cell: int
-    title: str
-    progress: Progress | None
-
-
-def _facts(
-    people: KnownPopulation | KnownTotals,
+def _gathered(
+    stage: EnrollmentStage,
     ledger: Ledger | None,
-    plan: LogPlan,
-    asked: _Asked,
-    record: LogRecord,
+    plan: Plan,
+    metric: MetricRequest | None,
+    *,
+    threshold: float,
+    min_cell: int,
+    title: str,
+    observers: Sequence[Observer],
+    progress: Progress | None,
 ) -> Audit:
-    threshold, min_cell, title, progress = asked
-    facts = None
+    facts, record, replay = _observer(stage, ledger, plan, min_cell), Record(), None
+    collector = None
     if ledger is not None:
-        facts = _replayed(people, ledger, plan, record, min_cell=min_cell, progress=progress)
-    standing, scheme = _standing(people, plan, facts)
-    weights = enrollment_weights(standing, scheme)
-    groups = _groups(standing, weights, facts)
-    tables = _tables(people, standing, groups, threshold, min_cell)
-    steps, hidden = _steps(facts, plan, record, min_cell)
-    rates, heat = _rates(facts)
+        watching = [facts, *observers]
+        if metric is not None:
+            collector = MetricCollector(stage, ledger, metric.values)
+            watching.append(collector)
+        replay = Replay(stage, ledger, plan, observers=watching, progress=progress)
+        record = replay.record
+        for _ in replay:
+            pass
+    weighing = facts.weighing or _weighing(stage, plan, facts)
+    weights, state = weighing.inverse_enrollment(), weighing.state
+    groups = Groups(
+        enrolled=state.enrolled,
+        enrollment_weights=weights,
+        reply_counts=facts.reply_counts.astype(np.float64),
+        reply_weights=facts.reply_weights,
+    )
+    if stage.coded is None:
+        tables = totals_facts(stage, groups, min_cell=min_cell)
+    else:
+        tables = population_facts(
+            stage, state.model, groups, threshold=threshold, min_cell=min_cell
+        )
+    asked = plan.formulas
+    formulas = {AVAILABILITY: asked.availability, PARTICIPATION: asked.reply, REPLY: asked.reply}
+    steps, hidden = facts.stages(record.participation, formulas, min_cell)
+    made = (
+        None if weights is None else weight_part("enrollment", weights[state.enrolled], min_cell),
+        weight_part("replies", facts.all_weights(), min_cell),
+    )
+    counted = facts.counted()
+    rates = tuple(part for part in (t.part() for t in counted) if part.lines or part.hidden)
     gathered = Gathered(
-        people=people, plan=plan, record=record, facts=facts, standing=standing, tables=tables,
+        stage=stage, plan=plan, record=record, facts=facts, state=state, tables=tables,
         weighted=weights is not None, rates=rates, hidden_coefficients=hidden, min_cell=min_cell,
     )  # fmt: skip
-    return Audit(
+    audit = Audit(
         title=title,
-        settings=_settings(people, ledger, plan, threshold, min_cell),
-        sizes=_sizes(people, facts),
+        settings=_settings(stage, ledger, plan, threshold, min_cell),
+        sizes=_sizes(stage, facts),
         stages=(*([] if tables.stage is None else [tables.stage]), *steps),
         overlap=tables.overlap,
         balance=tables.balance,
-        weights=_weights(weights, groups, facts, min_cell),
+        weights=tuple(part for part in made if part is not None),
         rates=rates,
-        heat=heat,
-        rounds=() if facts is None else round_lines(facts.rounds),
+        heat=() if facts.clock is None else heat_parts(counted, facts.clock[0]),
+        rounds=round_lines(facts.rounds),
         unknown=unknowns(gathered),
         notes=remarks(gathered),
         made_with={**{n: version(n) for n in _PACKAGES}, "python": platform.python_version()},
     )
-
-
-def _replayed(
-    people: KnownPopulation | KnownTotals,
-    ledger: Ledger,
-    plan: LogPlan,
-    record: LogRecord,
-    *,
-    min_cell: int,
-    progress: Progress | None,
-) -> LedgerFacts:
-    """Return what a replay of the ledger told."""
-    ledger.require_rounds()
-    columns = people.coded.design.columns if isinstance(people, KnownPopulation) else ()
-    facts = LedgerFacts.of(
-        people.members, ledger, plan, min_cell, first=columns,
-        collapsed=plan.method.source is SourceKind.COLLAPSED,
+    if metric is None or collector is None or replay is None:
+        return audit
+    assert replay.learner is not None
+    try:
+        logged = collector.sample(plan.method, replay.learner)
+    except SeparationError as error:
+        return _without_metric(audit, metric, error)
+    part = metric_part(
+        logged, stage, plan.method.name, name=metric.name, plan=EvaluationPlan(by=metric.by),
+        min_cell=min_cell,
     )  # fmt: skip
-    for _ in logged_weights(people, ledger, plan, record, progress, watch=facts):
-        pass
+    return replace(
+        audit,
+        metric=part,
+        notes=(*audit.notes, *logged.notes(), *metric_notes(part, min_cell)),
+        unknown=tuple(line for line in audit.unknown if line != NO_METRIC),
+    )
+
+
+def _without_metric(audit: Audit, metric: MetricRequest, error: SeparationError) -> Audit:
+    """Return an audit that says why a metric cannot be told of the population."""
+    note = (
+        f"Nothing is said of {metric.name} on the population: {parted(error)}, so no weights lead "
+        "there. Merge or leave out those columns (--lump-below, --enrollment)."
+    )
+    unknown = tuple(METRIC_UNUSED if line == NO_METRIC else line for line in audit.unknown)
+    return replace(audit, notes=(*audit.notes, note), unknown=unknown)
+
+
+def _observer(
+    stage: EnrollmentStage, ledger: Ledger | None, plan: Plan, min_cell: int
+) -> LedgerFacts:
+    """Return the observer of a replay, ready to count."""
+    if ledger is None:
+        return LedgerFacts(stage.members)
+    ledger.require_rounds()
+    facts = LedgerFacts(
+        stage.members,
+        past=plan.settings.window is Window.PAST and plan.models is None,
+        clock=clock_of(ledger, plan.settings.day_length),
+    )
+    first = () if stage.coded is None else stage.coded.design.columns
+    facts.count(ledger, min_cell, first, partial(covariate_cells, stage))
     return facts
 
 
-def _standing(
-    people: KnownPopulation | KnownTotals, plan: LogPlan, facts: LedgerFacts | None
-) -> tuple[Standing, Scheme]:
-    """Return enrollment as it stood in the last round, or of everybody without rounds."""
-    if facts is not None and facts.standing is not None and not facts.collapsed:
-        assert facts.scheme is not None
-        return facts.standing, facts.scheme
-    present = np.ones(people.members.size, dtype=np.bool_)
-    if facts is not None and facts.present.any():
-        present = facts.present
-    standing = people.at(present, plan.method)
-    return standing, plan.method.scheme_for(standing.facts)
-
-
-def _groups(standing: Standing, weights: FloatArray | None, facts: LedgerFacts | None) -> Groups:
-    return Groups(
-        enrolled=standing.units.enrolled,
-        enrollment_weights=weights,
-        reply_counts=None if facts is None else facts.reply_counts.astype(np.float64),
-        reply_weights=None if facts is None else facts.reply_weights,
-    )
-
-
-def _tables(
-    people: KnownPopulation | KnownTotals,
-    standing: Standing,
-    groups: Groups,
-    threshold: float,
-    min_cell: int,
-) -> TableFacts:
-    if isinstance(people, KnownTotals):
-        return totals_facts(people, groups, min_cell=min_cell)
-    return population_facts(people, standing.model, groups, threshold=threshold, min_cell=min_cell)
-
-
-def _steps(
-    facts: LedgerFacts | None, plan: LogPlan, record: LogRecord, min_cell: int
-) -> tuple[tuple[StagePart, ...], int]:
-    if facts is None:
-        return (), 0
-    asked = plan.formulas
-    formulas = {AVAILABILITY: asked.availability, PARTICIPATION: asked.reply, REPLY: asked.reply}
-    return facts.stages(record.participation, formulas, min_cell)
+def _weighing(stage: EnrollmentStage, plan: Plan, facts: LedgerFacts) -> Weighing:
+    """Return enrollment of everybody, where no round was weighed."""
+    present = facts.present if facts.present.any() else np.ones(stage.members.size, dtype=np.bool_)
+    return plan.method.at(StagedEnrollment(stage, plan.method).at(present))
 
 
 def _settings(
-    people: KnownPopulation | KnownTotals,
-    ledger: Ledger | None,
-    plan: LogPlan,
-    threshold: float,
-    min_cell: int,
+    stage: EnrollmentStage, ledger: Ledger | None, plan: Plan, threshold: float, min_cell: int
 ) -> AuditSettings:
-    enrollment = (
-        people.coded.design.formula
-        if isinstance(people, KnownPopulation)
-        else ", ".join(people.targets.names)
-    )
     participation, fit = "", ""
     if ledger is not None:
         asked = plan.formulas
         participation = asked.reply + (" with history" if asked.history else "")
-        if AVAILABLE in ledger.schema and plan.method.source is not SourceKind.COLLAPSED:
+        if AVAILABLE in ledger.schema and not plan.collapsed:
             participation = f"available: {asked.availability}; replied: {participation}"
         fit = plan.settings.window.value if plan.models is None else "saved"
     return AuditSettings(
         scheme=plan.method.name,
-        enrollment=enrollment,
+        enrollment=stage.formula,
         participation=participation,
         participation_fit=fit,
         threshold=threshold,
@@ -260,37 +285,82 @@ def _settings(
     )
 
 
-def _sizes(people: KnownPopulation | KnownTotals, facts: LedgerFacts | None) -> Sizes:
+def _sizes(stage: EnrollmentStage, facts: LedgerFacts) -> Sizes:
     """Return the counts of the tables as given, before anything is left out."""
-    if isinstance(people, KnownPopulation):
-        size: float | None = people.coded.table.rows
-    else:
-        size = people.population_size
-    rounds = [] if facts is None else facts.rounds
+    size = stage.population.size
     return Sizes(
         population=None if size is None else float(size),
-        population_table=isinstance(people, KnownPopulation),
-        enrolled=people.members.size,
-        rounds=len(rounds),
-        rows=sum(one.rows for one in rounds),
-        replies=sum(one.replies for one in rounds),
-        clients_replied=0 if facts is None else int((facts.reply_counts > 0).sum()),
+        population_table=stage.population.lists_everyone,
+        enrolled=stage.members.size,
+        rounds=len(facts.rounds),
+        rows=sum(one.rows for one in facts.rounds),
+        replies=sum(one.replies for one in facts.rounds),
+        clients_replied=int((facts.reply_counts > 0).sum()),
     )
 
 
-def _weights(
-    enrollment: FloatArray | None, groups: Groups, facts: LedgerFacts | None, min_cell: int
-) -> tuple[WeightPart, ...]:
-    parts = []
-    if enrollment is not None:
-        parts.append(weight_part("enrollment", enrollment[groups.enrolled], min_cell))
-    if facts is not None:
-        parts.append(weight_part("replies", facts.all_weights(), min_cell))
-    return tuple(part for part in parts if part is not None)
+def metric_part(
+    logged: LoggedSample,
+    stage: EnrollmentStage,
+    method: str,
+    *,
+    name: str,
+    plan: EvaluationPlan,
+    min_cell: int,
+) -> MetricPart:
+    """Return a metric on the population, its groups, and how far unobserved drivers could go.
+
+    Groups with fewer than ``min_cell`` clients that replied are left out and counted.
+    """
+    mean = float(logged.values.mean())
+    asked = replace(plan, odds_ratios=ODDS_RATIOS, conclusion=mean)
+    found = evaluated(logged, stage, method, asked)
+    same = abs(found.moved.difference) <= _ROUNDING * float(np.abs(logged.values).max())
+    small = {e.group for e in found.estimates if e.clients < min_cell and e.group != EVERYONE}
+    lines = tuple(_line(e) for e in found.estimates if e.group not in small)
+    return MetricPart(
+        name=name,
+        rounds=found.rounds,
+        confidence=plan.confidence,
+        estimates=lines,
+        sensitivity=found.sensitivity,
+        plain_odds_ratio=_known(found.reverses_at),
+        moved=_known(0.0 if same else found.moved.difference),
+        moved_error=_known(found.moved.se),
+        hidden=len(small),
+        gain=_known(found.moved.gain),
+        sensitivity_reason=found.sensitivity_reason,
+    )
 
 
-def _rates(facts: LedgerFacts | None) -> tuple[tuple[RatePart, ...], tuple[HeatPart, ...]]:
-    if facts is None:
-        return (), ()
-    rates = tuple(part for part in (t.part() for t in facts.counted()) if part.lines or part.hidden)
-    return rates, () if facts.clock is None else heat_parts(facts.counted(), facts.clock[0])
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _line(line: Estimate) -> EstimateLine:
+    return EstimateLine(
+        group=line.group,
+        estimator=line.estimator,
+        estimate=_known(line.estimate),
+        standard_error=_known(line.se),
+        low=_known(line.low),
+        high=_known(line.high),
+        effective_sample_size=_known(line.effective_sample_size),
+        clients=line.clients,
+        replies=line.replies,
+        reason=line.reason,
+    )
+
+
+def metric_notes(part: MetricPart, min_cell: int) -> tuple[str, ...]:
+    """Return what people should know of a metric's part."""
+    out = []
+    if part.hidden:
+        out.append(f"{part.hidden} group(s) of the metric have fewer than {min_cell} clients.")
+    if part.sensitivity_reason:
+        out.append(f"No sensitivity analysis: {part.sensitivity_reason}.")
+    reasons = dict.fromkeys(e.reason for e in part.estimates if e.reason)
+    for reason in reasons:
+        who = [f"{e.estimator} of {e.group}" for e in part.estimates if e.reason == reason]
+        out.append(f"{some(who)}: {reason}.")
+    return tuple(out)

@@ -1,144 +1,195 @@
-"""Self-contained HTML pages: no network, readable on a phone, light and dark, printable."""
+"""Self-contained HTML pages: no network, readable on a phone, light and dark, printable.
+
+A page that draws holds its data as JSON and one script of its own. The content security policy
+allows that script by its hash and nothing else; nothing is fetched.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final, Literal
 
-import polars as pl
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from fedipw.audit.style import look_of
+Kind = Literal["text", "count", "number", "fixed", "share"]
+Value = str | float | None
+
+MISSING: Final = "–"
+LONG: Final = 60  # rows from which a table is left out of a print
+MINUS: Final = "−"
+_DIGITS: Final = 3  # significant
+_EXACT: Final = Context(prec=800, rounding=ROUND_HALF_UP)  # holds any float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Head of a column, what its values are, and what the head means."""
+
+    head: str
+    kind: Kind = "number"
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A value as text, and the number it is sorted by, if it is one."""
+
+    text: str
+    key: float | None
+    numeric: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortTable:
+    """A table whose heads sort it; the first cell of a row is its head."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def long(self) -> bool:
+        """Whether it is too long for paper."""
+        return len(self.rows) > LONG
+
+
+def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Value]]) -> SortTable:
+    """Return a table of plain values, one per column."""
+    return SortTable(
+        caption=caption,
+        columns=tuple(columns),
+        rows=tuple(
+            tuple(_cell(value, c.kind) for value, c in zip(row, columns, strict=True))
+            for row in rows
+        ),
+    )
+
+
+def count(value: float | None) -> str:
+    """Return a number of things, with commas.
+
+    >>> count(48210), count(1864.52), count(None)
+    ('48,210', '1,865', '–')
+    """
+    return _known(value, lambda v: _fixed(v, 0))
+
+
+def fixed(value: float | None) -> str:
+    """Return three decimals.
+
+    >>> fixed(0.0454), fixed(-0.12), fixed(None)
+    ('0.045', '−0.120', '–')
+    """
+    return _known(value, lambda v: _fixed(v, _DIGITS))
+
+
+def significant(value: float | None) -> str:
+    """Return three significant digits, and all digits before the point.
+
+    >>> [significant(x) for x in (0.012345, -1864.5, 0, 1.5e-9, None)]
+    ['0.0123', '−1,865', '0', '1.50e−9', '–']
+    """
+    return _known(value, _significant)
+
+
+def tidy(value: float | None) -> str:
+    """Return a number for a sentence: as `significant`, without zeros at its end.
+
+    >>> tidy(0.01), tidy(1.9), tidy(2.0), tidy(1500)
+    ('0.01', '1.9', '2', '1,500')
+    """
+    text = significant(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
+def share(value: float | None) -> str:
+    """Return a percentage with one decimal, or two significant digits below one percent.
+
+    >>> share(0.4554), share(0.00812), share(0), share(None)
+    ('45.5%', '0.81%', '0%', '–')
+    """
+    return _known(value, _percent)
+
+
+_TEXT: Final[Mapping[str, Callable[[float | None], str]]] = {
+    "count": count,
+    "number": significant,
+    "fixed": fixed,
+    "share": share,
+}
 
 TEMPLATES = Environment(
     loader=PackageLoader("fedipw.audit"),
-    autoescape=select_autoescape(default=True),
+    autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters.update(
+    _TEXT, tidy=tidy, as_json=partial(htmlsafe_json_dumps, sort_keys=False, allow_nan=False)
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table of text: a caption, column heads, and rows whose first cell is their head."""
-
-    caption: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def figure_page(
-    svg: Path, summary: pl.DataFrame, errors: pl.DataFrame, manifest: Mapping[str, Any]
-) -> str:
-    """Return the page of ``fedipw reproduce``: figure, tables, settings."""
-    every = (
-        _panel_b(summary),
-        _over_rounds(summary, "A"),
-        _over_rounds(summary, "C"),
-        _panel_d(summary),
-        _errors(errors),
-    )
-    tables = [t for t in every if t.rows]
-    return TEMPLATES.get_template("figure.html").render(
-        title="fedipw: federated learning under two-stage selection",
-        svg=inline_svg(svg),
-        tables=tables,
-        manifest=manifest,
-        seeds=manifest["settings"]["seeds"],
-        rounds=manifest["settings"]["rounds"],
-        panels=manifest["settings"]["panels"],
+def rendered(template: str, scripts: Sequence[str], data: Mapping[str, Any], **context: Any) -> str:
+    """Return a page: a template with our style, these scripts as one, and data as JSON by id."""
+    sources = "\n".join(_source(name) for name in ("core.js", "frame.js", *scripts))
+    script = f"(() => {{\n'use strict';\n{sources}\n}})();"
+    return TEMPLATES.get_template(template).render(
+        style=Markup(_source("audit.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=data,
+        **context,
     )
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """Return a number for people: significant digits, never an exponent above a millionth.
+def _source(name: str) -> str:
+    """Return a file of ours as it is; it is no template."""
+    return files("fedipw.audit").joinpath("templates", name).read_text(encoding="utf-8")
 
-    >>> number(0.013999), number(0.0), number(None)
-    ('0.014', '0', '–')
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    if value == 0 or abs(value) < 5e-7:
+
+def _cell(value: Value, kind: Kind) -> Cell:
+    if kind == "text" or isinstance(value, str):
+        return Cell(text=MISSING if value in (None, "") else str(value), key=None, numeric=False)
+    return Cell(text=_TEXT[kind](value), key=value, numeric=True)
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return text(value)
+
+
+def _fixed(value: float | Decimal, digits: int) -> str:
+    """Return decimals rounded half away from zero, as JavaScript's `toFixed` does."""
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), context=_EXACT)
+    text = f"{abs(rounded):,f}"
+    return f"{MINUS}{text}" if rounded < 0 else text
+
+
+def _significant(value: float, digits: int = _DIGITS) -> str:
+    if value == 0:
         return "0"
-    return f"{value:.{digits}g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+    exact = Decimal(value)
+    unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    power = exact.quantize(unit, context=_EXACT).adjusted()
+    if -6 <= power < 15:
+        return _fixed(value, max(0, digits - 1 - power))
+    mantissa = _fixed(exact.scaleb(-power, context=_EXACT), digits - 1)
+    return f"{mantissa}e{MINUS if power < 0 else '+'}{abs(power)}"
 
 
-def inline_svg(svg: Path) -> Markup:
-    """Return the drawing without its XML prologue, to stand inside a page we wrote ourselves."""
-    text = svg.read_text(encoding="utf-8")
-    return Markup(text[text.index("<svg") :])
-
-
-def _panel_b(summary: pl.DataFrame) -> Table:
-    part = summary.filter(pl.col("panel") == "B")
-    caption = (
-        "Panel B. Excess target loss in thousandths, mean over the last 20% of rounds and over "
-        "seeds (± one standard error), by enrollment strength"
-    )
-    return _by_method(part, caption, "s = {:g}", part["x"].unique().sort().to_list())
-
-
-def _panel_d(summary: pl.DataFrame) -> Table:
-    part = summary.filter(pl.col("panel") == "D")
-    caption = (
-        "Panel D. Excess target loss in thousandths of each method's limit, mean over seeds (± one "
-        "standard error), by noise of the population moments in standard deviations; in brackets "
-        "the draws no weights could meet, which are left out; all levels are in summary.csv"
-    )
-    levels = [x for x in part["x"].unique().sort() if x in (0.0, 0.1, 0.2, 0.5, 1.0)]
-    return _by_method(part, caption, "{:g}", levels)
-
-
-def _over_rounds(summary: pl.DataFrame, panel: str) -> Table:
-    part = summary.filter(pl.col("panel") == panel)
-    caption = (
-        f"Panel {panel}. Excess target loss in thousandths of the model after a round, mean over "
-        "seeds (± one standard error)"
-    )
-    last = part["x"].to_list()[-1:]
-    rounds = [*(x for x in (1.0, 10.0, 100.0, 300.0) if last and x < last[0]), *last]
-    return _by_method(part, caption, "round {:g}", rounds)
-
-
-def _by_method(part: pl.DataFrame, caption: str, head: str, points: Sequence[float]) -> Table:
-    """Return mean and standard error at these points, one row per method."""
-    return Table(
-        caption=caption,
-        heads=["Method", *(head.format(x) for x in points)],
-        rows=[
-            [look_of(m).label, *(_mean_se(part, m, x) for x in points)]
-            for m in part["method"].unique(maintain_order=True)
-        ],
-    )
-
-
-def _mean_se(part: pl.DataFrame, method: str, x: float) -> str:
-    row = part.filter((pl.col("method") == method) & (pl.col("x") == x)).row(0, named=True)
-    lost = f" ({row['infeasible']})" if row["infeasible"] else ""
-    if row["mean"] is None:
-        return f"–{lost}"
-    if row["sd"] is None:
-        return f"{1e3 * row['mean']:.2f}{lost}"
-    return f"{1e3 * row['mean']:.2f} ± {1e3 * row['sd'] / row['n'] ** 0.5:.2f}{lost}"
-
-
-def _errors(errors: pl.DataFrame) -> Table:
-    part = errors.filter(pl.col("strength") == 1.0)
-    columns = ("excess_loss", "optimisation", "lottery", "bias")
-    means = part.group_by("method", maintain_order=True).agg(pl.col(columns).mean())
-    return Table(
-        caption="The last model's excess loss (thousandths) in its three parts, mean over seeds, "
-        "at strength 1: "
-        "optimisation (rounds and averaging remove it), enrollment lottery (one draw of who "
-        "enrolled; no number of rounds removes it), bias (wrong or missing correction)",
-        heads=["Method", "excess loss", "optimisation", "lottery", "bias"],
-        rows=[
-            [look_of(row["method"]).label, *(f"{1e3 * row[c]:.2f}" for c in columns)]
-            for row in means.iter_rows(named=True)
-        ],
-    )
+def _percent(value: float) -> str:
+    percent = 100.0 * value
+    if percent == 0:
+        return "0%"
+    return f"{_fixed(percent, 1) if abs(percent) >= 1 else _significant(percent, 2)}%"

@@ -1,49 +1,36 @@
-"""Pages of an audit: one point in time, or two side by side; and of a training run.
-
-Each page is one file. It holds its data as JSON, so that it can be read back, and draws it in the
-browser; the tables stand without a script.
-"""
+"""The page of an audit: one file, its data as JSON beside tables that stand without a script."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
-from fedipw.audit.compare_tables import (
-    compare_tables,
-    compared_findings,
-    compared_sizes,
-    paired_rates,
+from fedipw.audit.page import (
+    Column,
+    SortTable,
+    Value,
+    count,
+    rendered,
+    share,
+    significant,
+    table,
 )
-from fedipw.audit.interactive import count, number, rendered, share, sortable
-from fedipw.audit.page import Table
-from fedipw.audit.page_tables import audit_tables
-from fedipw.audit.parts import FORMAT, VERSION, Audit
-from fedipw.audit.shape import misfits
-from fedipw.errors import InputError
-from fedipw.evaluation.estimates import EVERYONE
-from fedipw.numerics.checks import some
-
-Json = Mapping[str, Any]
-
-_WEIGHED = {"enrollment": "the enrolled", "replies": "the replies"}
-_SECTIONS = (
-    ("summary", "Summary"),
-    ("numbers", "Key numbers"),
-    ("balance", "Balance"),
-    ("weights", "Weights"),
-    ("overlap", "Reach"),
-    ("models", "Probabilities"),
-    ("replies", "Replies"),
-    ("rounds", "Rounds"),
-    ("metric", "Metric"),
-    ("notes", "Notes"),
-    ("settings", "Settings"),
+from fedipw.audit.values import (
+    Audit,
+    MetricPart,
+    OverlapPart,
+    RatePart,
+    RoundLine,
+    StagePart,
+    WeightPart,
 )
-_DATA = re.compile(r'<script type="application/json" id="audit-data">(.*?)</script>', re.DOTALL)
+from fedipw.evaluation.balance import BalanceLine, BalanceTable
+from fedipw.evaluation.estimators import EVERYONE
+
+_WEIGHED: Final = {"enrollment": "the enrolled", "replies": "the replies"}
+_QUANTILE_NAMES: Final = {"0": "Least", "0.5": "Median", "1": "Largest"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,217 +42,102 @@ class Tile:
     note: str = ""
 
 
-def audit_page(audit: Json) -> str:
-    """Return the page of ``fedipw audit`` from what `Audit.to_json` gives."""
-    audit = _checked(audit, "the audit")
-    metric = audit["metric"]
-    estimated = [e for e in metric["estimates"] if e["estimate"] is not None] if metric else []
+def audit_page(audit: Audit) -> str:
+    """Return the page of ``fedipw audit``."""
+    metric, balance = audit.metric, audit.balance
+    estimated = [e for e in metric.estimates if e.estimate is not None] if metric else []
+    cells = [cell for x in balance.lines for cell in x.groups.values()] if balance else []
     return rendered(
         "audit.html",
         ("charts.js", "heat.js", "audit.js"),
-        {"audit-data": audit},
-        title=audit["title"],
+        {"audit-data": audit.to_json()},
+        title=audit.title,
         audit=audit,
         tables=audit_tables(audit),
         tiles=_tiles(audit),
         sections=_sections(audit),
-        weights=_having(audit["weights"], lambda part: part["multiples"]["counts"]),
-        reach=_having(audit["stages"], lambda part: part["prob"]["counts"]),
-        reliable=_having(audit["stages"], lambda part: part["reliability"]),
-        rates=_having(audit["rates"], lambda part: part["lines"]),
-        heat=_having(audit["heat"], lambda part: part["levels"] and part["hours"]),
-        confidence=f"{metric['confidence']:.0%}" if metric else "",
-        differences=_any_difference(audit["balance"]),
-        everyone=any(e["group"] == EVERYONE for e in estimated),
-        subgroups=any(e["group"] != EVERYONE for e in estimated),
+        weights=_having(audit.weights, "multiples.counts"),
+        reach=_having(audit.stages, "prob.counts"),
+        reliable=_having(audit.stages, "reliability"),
+        rates=_having(audit.rates, "lines"),
+        heat=[(k, part) for k, part in _having(audit.heat, "levels") if part.hours],
+        confidence=f"{metric.confidence:.0%}" if metric else "",
+        differences=any(cell.smd is not None for cell in cells),
+        everyone=any(e.group == EVERYONE for e in estimated),
+        subgroups=any(e.group != EVERYONE for e in estimated),
         hidden=_hidden,
-        weighed=_weighed,
+        weighed=weighed,
         weight_note=_weight_note,
     )
 
 
-def compare_page(before: Json, after: Json) -> str:
-    """Return a page that sets two audits side by side."""
-    before, after = _checked(before, "the first audit"), _checked(after, "the second audit")
-    rates = paired_rates(before, after)
-    return rendered(
-        "compare.html",
-        ("charts.js", "compare.js"),
-        {"audit-before": before, "audit-after": after, "paired-rates": list(rates.items())},
-        title=f"{after['title']}: before and after",
-        before=before,
-        after=after,
-        sizes=compared_sizes(before, after),
-        findings=compared_findings(before, after),
-        tables=compare_tables(before, after),
-        rates=list(rates),
-        stages=_names(before, after, "stages", "stage"),
-    )
-
-
-def training_page(
-    title: str,
-    curves: Sequence[Json],
-    tables: Sequence[Table],
-    notes: Sequence[str],
-    settings: Json,
-) -> str:
-    """Return the page of a training run.
-
-    Parameters
-    ----------
-    title
-        Of the page.
-    curves
-        Charts, each with ``curves`` (a list of ``name``, ``round``, ``value`` and, or none, ``low``
-        and ``high``), ``y_label``, ``log``, and, if wanted, ``title`` and ``caption``.
-    tables, notes
-        Below the charts.
-    settings
-        Shown on demand.
-    """
-    charts = [
-        {
-            "title": chart.get("title", chart["y_label"]),
-            "caption": chart.get("caption", ""),
-            **chart,
-        }
-        for chart in curves
-    ]
-    return rendered(
-        "training.html",
-        ("charts.js", "training.js"),
-        {"training-data": charts},
-        title=title,
-        charts=charts,
-        tables=[sortable(t) for t in tables if t.rows],
-        notes=notes,
-        settings=settings,
-    )
-
-
-def embedded_audit(page_text: str) -> dict[str, Any]:
-    """Return the audit that a page holds, as `Audit.to_json` gave it."""
-    found = _DATA.search(page_text)
-    if found is None:
-        raise InputError("The page holds no audit. Give the HTML page that `fedipw audit` wrote.")
-    return _parsed(found.group(1), "the audit in the page")
-
-
-def written_audit(text: str) -> dict[str, Any]:
-    """Return the audit of a file that `fedipw audit` wrote, its page or its JSON."""
-    if text.lstrip("\ufeff").lstrip().startswith("<"):
-        return embedded_audit(text)
-    return _parsed(text.lstrip("\ufeff"), "the audit")
-
-
-def _parsed(text: str, what: str) -> dict[str, Any]:
-    try:
-        audit = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{what.capitalize()} cannot be read ({error}). Make it again.") from None
-    return dict(_checked(audit, what))
-
-
-def _checked(audit: object, what: str) -> Json:
-    if not isinstance(audit, Mapping) or audit.get("format") != FORMAT:
-        raise InputError(f"{what.capitalize()} is not of the format {FORMAT}.")
-    if audit.get("version") != VERSION:
-        raise InputError(
-            f"{what.capitalize()} has version {audit.get('version')!r} of its format; this "
-            f"release reads version {VERSION}. Make it again with this release."
-        )
-    absent = [name for name in Audit.__dataclass_fields__ if name not in audit]
-    if absent:
-        raise InputError(f"{what.capitalize()} lacks {', '.join(absent)}. Make it again.")
-    odd = list(misfits(audit, Audit))
-    if odd:
-        raise InputError(f"{what.capitalize()} is damaged in {some(odd)}. Make it again.")
-    return audit
-
-
-def _having(parts: Sequence[Json], inside: Callable[[Json], Any]) -> list[tuple[int, Json]]:
+def _having(parts: Sequence[Any], inside: str) -> list[tuple[int, Any]]:
     """Return the parts with something to draw, by their place in the audit."""
-    return [(k, part) for k, part in enumerate(parts) if inside(part)]
+    return [(k, part) for k, part in enumerate(parts) if attrgetter(inside)(part)]
 
 
-def _any_difference(balance: Json | None) -> bool:
-    lines = balance["lines"] if balance else ()
-    return any(cell["smd"] is not None for line in lines for cell in line["groups"].values())
+def _sections(audit: Audit) -> list[tuple[str, str]]:
+    """Return the sections of the page, by the name of their place."""
+    replies = any(p.lines for p in audit.rates) or any(p.hours for p in audit.heat)
+    every = (
+        ("summary", "Summary", audit.verdict or audit.unknown),
+        ("numbers", "Key numbers", True),
+        ("balance", "Balance", audit.balance and audit.balance.lines),
+        ("weights", "Weights", audit.weights),
+        ("overlap", "Reach", audit.overlap or audit.stages),
+        ("models", "Probabilities", audit.stages),
+        ("replies", "Replies", replies),
+        ("rounds", "Rounds", audit.rounds),
+        ("metric", "Metric", audit.metric),
+        ("notes", "Notes", audit.notes),
+        ("settings", "Settings", True),
+    )
+    return [(place, name) for place, name, here in every if here]
 
 
-def _names(before: Json, after: Json, part: str, key: str) -> list[str]:
-    return list(dict.fromkeys(x[key] for audit in (after, before) for x in audit[part]))
-
-
-def _sections(audit: Json) -> list[tuple[str, str]]:
-    here = {
-        "summary": bool(audit["verdict"] or audit["unknown"]),
-        "balance": bool(audit["balance"] and audit["balance"]["lines"]),
-        "weights": bool(audit["weights"]),
-        "overlap": bool(audit["overlap"] or audit["stages"]),
-        "models": bool(audit["stages"]),
-        "replies": any(p["lines"] for p in audit["rates"])
-        or any(p["hours"] for p in audit["heat"]),
-        "rounds": bool(audit["rounds"]),
-        "metric": bool(audit["metric"]),
-        "notes": bool(audit["notes"]),
-    }
-    return [s for s in _SECTIONS if here.get(s[0], True)]
-
-
-def _tiles(audit: Json) -> list[tuple[str, list[Tile]]]:
+def _tiles(audit: Audit) -> list[tuple[str, list[Tile]]]:
     """Return tiles in groups: sizes, then each set of weights."""
-    sizes = audit["sizes"]
-    population, enrolled, rows = sizes["population"], sizes["enrolled"], sizes["rows"]
-    part = f"{share(enrolled / population)} of the population" if population else "clients"
+    sizes, population = audit.sizes, audit.sizes.population
+    part = f"{share(sizes.enrolled / population)} of the population" if population else "clients"
     first = [
         Tile(name="Population", value=count(population), note="clients" if population else ""),
-        Tile(name="Enrolled", value=count(enrolled), note=part),
+        Tile(name="Enrolled", value=count(sizes.enrolled), note=part),
     ]
-    if sizes["rounds"]:
-        rate = f"{share(sizes['replies'] / rows)} of {count(rows)} rows" if rows else ""
-        replied = f"{count(sizes['clients_replied'])} clients replied"
+    if sizes.rounds:
+        rate = f"{share(sizes.replies / (sizes.rows or 1))} of {count(sizes.rows)} rows"
+        replied = f"{count(sizes.clients_replied)} clients replied"
         first += [
-            Tile(name="Rounds", value=count(sizes["rounds"]), note=replied),
-            Tile(name="Replies", value=count(sizes["replies"]), note=rate),
+            Tile(name="Rounds", value=count(sizes.rounds), note=replied),
+            Tile(name="Replies", value=count(sizes.replies), note=rate if sizes.rows else ""),
         ]
-    weights = [(f"Weights of {_weighed(w['name'])}", _weight_tiles(w)) for w in audit["weights"]]
+    weights = [(f"Weights of {weighed(w.name)}", _weight_tiles(w)) for w in audit.weights]
     return [("", first), *weights]
 
 
-def _weighed(name: str) -> str:
+def weighed(name: str) -> str:
+    """Return who has these weights."""
     return _WEIGHED.get(name, name)
 
 
-def _weight_tiles(weights: Json) -> list[Tile]:
-    size, total = weights["effective_sample_size"], weights["count"]
+def _weight_tiles(part: WeightPart) -> list[Tile]:
+    size, effect = count(part.effective_sample_size), significant(part.design_effect)
+    most = share(part.largest_share)
     return [
-        Tile(name="Effective size", value=count(size), note=f"of {count(total)}"),
-        Tile(
-            name="Design effect",
-            value=number(weights["design_effect"]),
-            note="1 if all weigh the same",
-        ),
-        Tile(
-            name="Largest share",
-            value=share(weights["largest_share"]),
-            note="of the weight, in one",
-        ),
+        Tile(name="Effective size", value=size, note=f"of {count(part.count)}"),
+        Tile(name="Design effect", value=effect, note="1 if all weigh the same"),
+        Tile(name="Largest share", value=most, note="of the weight, in one"),
     ]
 
 
-def _weight_note(weights: Json) -> str:
+def _weight_note(part: WeightPart) -> str:
     """Return what a histogram of weights does not show."""
-    size, total = count(weights["effective_sample_size"]), count(weights["count"])
     note = (
-        f"Effective size {size} of {total}; design effect {number(weights['design_effect'])}; "
-        f"the largest 1% hold {share(weights['top_share'])} of the weight."
+        f"Effective size {count(part.effective_sample_size)} of {count(part.count)}; design effect "
+        f"{significant(part.design_effect)}; the largest 1% hold {share(part.top_share)} of the "
+        "weight."
     )
     apart = [
-        f"{count(weights[k])} {w}"
-        for k, w in (("zeros", "zero"), ("negative", "negative"))
-        if weights[k]
+        f"{count(n)} {word}" for n, word in ((part.zeros, "zero"), (part.negative, "negative")) if n
     ]
     return f"{note} Not drawn: {' and '.join(apart)}." if apart else note
 
@@ -274,3 +146,192 @@ def _hidden(hidden: int, what: str, of: str) -> str:
     if not hidden:
         return ""
     return f"{count(hidden)} {what}{'' if hidden == 1 else 's'} with too few {of} not shown."
+
+
+def audit_tables(audit: Audit) -> dict[str, list[SortTable]]:
+    """Return the tables of each section that has any: every number that its plots show."""
+    sections = {
+        "balance": _balance(audit.balance),
+        "weights": _weights(audit.weights),
+        "empty": _empty(audit.overlap),
+        "stages": _stages(audit.stages),
+        "rates": _rates(audit.rates),
+        "rounds": _rounds(audit.rounds),
+        "metric": _metric(audit.metric),
+    }
+    return {name: [t for t in tables if t.rows] for name, tables in sections.items()}
+
+
+def _fields(caption: str, columns: Mapping[str, Column], rows: Sequence[Any]) -> SortTable:
+    """Return a table of fields of values, by name."""
+    return table(caption, [*columns.values()], ([getattr(x, k) for k in columns] for x in rows))
+
+
+def _balance(part: BalanceTable | None) -> Iterator[SortTable]:
+    if part is None:
+        return
+    groups = part.groups
+    columns = [
+        Column("Column", "text"),
+        Column("Population mean"),
+        Column("Population SD", hint="standard deviation"),
+        *(Column(f"SMD, {g}", "fixed", "standardised mean difference") for g in groups),
+        *(Column(f"Mean, {g}") for g in groups),
+    ]
+
+    def row(line: BalanceLine) -> list[Value]:
+        cells = [line.groups.get(g) for g in groups]
+        smds, means = ([getattr(c, key, None) for c in cells] for key in ("smd", "mean"))
+        return [line.name, line.mean, line.sd, *smds, *means]
+
+    caption = "Differences from the population, in units of its standard deviation (SMD)"
+    yield table(caption, columns, map(row, part.lines))
+
+
+_WEIGHT_COLUMNS: Final = {
+    "name": Column("Weights of", "text"),
+    "count": Column("Count", "count"),
+    "zeros": Column("Zeros", "count"),
+    "negative": Column("Negative", "count"),
+    "effective_sample_size": Column(
+        "Effective size", "count", "how many equally weighted ones would tell as much"
+    ),
+    "design_effect": Column("Design effect", "number", "count over effective size"),
+    "largest_share": Column("Largest share", "share", "of the total weight, in one"),
+    "top_share": Column("Share of top 1%", "share"),
+}
+
+
+def _weights(parts: Sequence[WeightPart]) -> Iterator[SortTable]:
+    if not parts:
+        return
+    quantiles = list(dict.fromkeys(q for part in parts for q in part.quantiles))
+    hint = "multiple of the mean weight"
+    columns = [
+        *_WEIGHT_COLUMNS.values(), *(Column(quantile_name(q), "number", hint) for q in quantiles)
+    ]  # fmt: skip
+    rows = (
+        [*(getattr(part, k) for k in _WEIGHT_COLUMNS), *(part.quantiles.get(q) for q in quantiles)]
+        for part in parts
+    )
+    yield table("How uneven the weights are", columns, rows)
+
+
+def quantile_name(quantile: str) -> str:
+    """Return what people call it.
+
+    >>> quantile_name("0.5"), quantile_name("0.99")
+    ('Median', '99% quantile')
+    """
+    known = _QUANTILE_NAMES.get(f"{float(quantile):g}")
+    return known or f"{100 * float(quantile):g}% quantile"
+
+
+def _empty(part: OverlapPart | None) -> Iterator[SortTable]:
+    if part is not None:
+        columns = {
+            "name": Column("Part", "text"),
+            "population": Column("Clients in the population", "count"),
+        }
+        caption = "Parts of the population in which nobody is enrolled"
+        yield _fields(caption, columns, part.empty)
+
+
+_STAGE_COLUMNS: Final = {
+    "stage": Column("Stage", "text"),
+    "formula": Column("Formula", "text"),
+    "rows": Column("Rows", "count"),
+    "left_out": Column("Left out", "count", "rows without values"),
+    "rate": Column("Rate", "share", "selected"),
+    "auc": Column("AUC", "fixed", "chance that a selected one has the higher probability"),
+    "calibration_ratio": Column("Observed by expected", "fixed"),
+    "expected_error": Column("Mean gap", "fixed", "between probability and share"),
+}
+_BIN_COLUMNS: Final = {
+    "count": Column("Count", "count"),
+    "mean_prob": Column("Mean probability", "fixed"),
+    "rate": Column("Share selected", "fixed"),
+    "standard_error": Column("Standard error", "fixed"),
+}
+
+
+def _stages(stages: Sequence[StagePart]) -> Iterator[SortTable]:
+    yield _fields("Fitted models of selection", _STAGE_COLUMNS, stages)
+    texts = ("Coefficient", "Stage")
+    numbers = ("Value", "Standard error", "Value by standard error")
+    rows = (
+        (c.name, s.stage, c.value, c.standard_error,
+         c.value / c.standard_error if c.standard_error else None)
+        for s in stages
+        for c in s.coefficients
+    )  # fmt: skip
+    columns = [*(Column(x, "text") for x in texts), *(Column(x) for x in numbers)]
+    yield table("Coefficients, on the scale of log odds", columns, rows)
+    yield table(
+        "Probabilities against what happened, in groups of similar probability",
+        [Column("Stage", "text"), *_BIN_COLUMNS.values()],
+        ((s.stage, *(getattr(r, k) for k in _BIN_COLUMNS)) for s in stages for r in s.reliability),
+    )
+
+
+def _rates(parts: Sequence[RatePart]) -> Iterator[SortTable]:
+    columns = [
+        Column("Level", "text"),
+        Column("Column", "text"),
+        Column("Rows", "count"),
+        Column("Replies", "count"),
+        Column("Reply rate", "share"),
+    ]
+    rows = ((x.level, p.column, x.rows, x.replies, x.rate) for p in parts for x in p.lines)
+    yield table("Reply rates", columns, rows)
+
+
+_ROUND_COLUMNS: Final = {
+    "enrolled": Column("Enrolled", "count"),
+    "invited": Column("Invited", "count"),
+    "replies": Column("Replies", "count"),
+    "reply_rate": Column("Reply rate", "share"),
+    "expected_rate": Column("Expected rate", "share", "mean fitted probability"),
+    "calibration_ratio": Column("Observed by expected", "fixed"),
+    "effective_replies": Column("Effective replies", "count"),
+    "weight_sum": Column("Sum of weights", "fixed"),
+    "largest_share": Column("Largest share", "share"),
+    "skipped": Column("Skipped", "count", "rounds in which nobody could be weighed"),
+}
+
+
+def _rounds(lines: Sequence[RoundLine]) -> Iterator[SortTable]:
+    merged = any(line.first != line.last for line in lines)
+    columns = {"first": Column("First round" if merged else "Round", "count")}
+    if merged:
+        columns["last"] = Column("Last round", "count")
+    if any(line.opened_at is not None for line in lines):
+        columns["opened_at"] = Column("Opened at", "text")
+    yield _fields("Rounds", columns | _ROUND_COLUMNS, lines)
+
+
+def _metric(part: MetricPart | None) -> Iterator[SortTable]:
+    if part is None:
+        return
+    columns = {
+        "group": Column("Group", "text"),
+        "estimator": Column("Estimator", "text"),
+        "estimate": Column("Estimate"),
+        "standard_error": Column("Standard error"),
+        "low": Column(f"Low ({part.confidence:.0%})"),
+        "high": Column(f"High ({part.confidence:.0%})"),
+        "effective_sample_size": Column("Effective size", "count"),
+        "clients": Column("Clients", "count"),
+        "replies": Column("Replies", "count"),
+    }
+    if any(e.reason for e in part.estimates):
+        columns["reason"] = Column("Why there is no number", "text")
+    yield _fields(f"Estimates of {part.name}", columns, part.estimates)
+    bounds = {
+        "odds_ratio": Column("Odds ratio"),
+        "low": Column("Low"),
+        "high": Column("High"),
+        "weight_error": Column("Weight error", "number", "centred, at this odds ratio"),
+    }
+    caption = "Bounds if something unobserved moves the odds of enrollment"
+    yield _fields(caption, bounds, part.sensitivity)

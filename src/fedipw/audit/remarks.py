@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fedipw.audit.parts import RatePart
+from fedipw.audit.values import RatePart
 from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
-from fedipw.weighting.people import KnownPopulation, KnownTotals
+from fedipw.selection.classifiers import ClassifierFit
+from fedipw.selection.logistic import LogisticFit
 
 if TYPE_CHECKING:
-    from fedipw.audit.ledgerfacts import LedgerFacts
-    from fedipw.audit.tablefacts import TableFacts
-    from fedipw.weighting.logrun import LogPlan, LogRecord
-    from fedipw.weighting.standing import Standing
+    from fedipw.audit.enrollment import TableFacts
+    from fedipw.audit.replay import LedgerFacts
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.weighting.replay import Plan, Record
+    from fedipw.weighting.weigher import EnrollmentState
 
 HIDDEN_DRIVERS: Final = (
     "Drivers of selection that stand in no column: weights cannot correct for them. A sensitivity "
@@ -35,11 +37,11 @@ NO_METRIC: Final = "What selection does to a metric: no updates or outcomes of r
 class Gathered:
     """What remarks are made of."""
 
-    people: KnownPopulation | KnownTotals
-    plan: LogPlan
-    record: LogRecord
-    facts: LedgerFacts | None
-    standing: Standing
+    stage: EnrollmentStage
+    plan: Plan
+    record: Record
+    facts: LedgerFacts
+    state: EnrollmentState
     tables: TableFacts
     weighted: bool  # whether the enrolled have weights
     rates: tuple[RatePart, ...]
@@ -49,36 +51,48 @@ class Gathered:
 
 def remarks(found: Gathered) -> tuple[str, ...]:
     """Return what was skipped, left out or replaced on the way, a sentence each."""
-    made = [*_of_enrollment(found), *_of_rounds(found), *_of_fits(found), *_of_weights(found)]
-    return tuple(dict.fromkeys([*made, *_of_hiding(found)]))
+    kinds = (_of_enrollment, _of_classifiers, _of_rounds, _of_fits, _of_weights, _of_hiding)
+    return tuple(dict.fromkeys(remark for kind in kinds for remark in kind(found)))
 
 
 def _of_enrollment(found: Gathered) -> Iterator[str]:
-    people, inside = found.people, int(found.standing.units.enrolled.sum())
-    if isinstance(people, KnownPopulation) and people.coded.left_out:
+    stage, inside = found.stage, int(found.state.enrolled_size)
+    if stage.coded is not None and stage.coded.left_out:
         yield (
-            f"{people.coded.left_out} clients of the population table are left out of enrollment "
+            f"{stage.coded.left_out} clients of the population table are left out of enrollment "
             "and balance: a value is missing or a level unknown."
         )
-    if people.members.changes:
+    if stage.members.changes:
         when = "of everybody enrolled at some time"
-        if found.facts is not None and found.facts.present_in:
+        if found.facts.present_in:
             when = f"as of round {found.facts.present_in}"
         yield (
-            f"Clients join and leave: {people.members.size} are enrolled at some time. The model "
+            f"Clients join and leave: {stage.members.size} are enrolled at some time. The model "
             f"of enrollment, its reach, its weights and the balance of the enrolled are {when} "
             f"({inside} clients); parts with nobody enrolled count everybody enrolled at some time."
         )
-    if found.facts is None and found.standing.note and not _unfitted(found.standing.note):
-        yield _sentence(found.standing.note)
-    if found.record.standings > 1:
-        yield f"Enrollment was fitted or calibrated {found.record.standings} times as it changed."
-    if isinstance(people, KnownPopulation) and found.standing.model is None:
+    if not found.facts.rounds and found.state.note and not _unfitted(found.state.note):
+        yield _sentence(found.state.note)
+    if found.record.enrollments > 1:
+        yield f"Enrollment was fitted or calibrated {found.record.enrollments} times as it changed."
+    if stage.coded is not None and found.state.model is None:
         yield "There is no model of enrollment."
-    if found.weighted and not (found.plan.method.uses_enrollment or found.plan.method.balanced):
+    if found.weighted and not (
+        found.plan.method.uses_enrollment or found.plan.method.calibration.balance
+    ):
         yield (
             f"Weights of the enrolled are by the model of enrollment; {found.plan.method.name} "
             "makes no use of them."
+        )
+
+
+def _of_classifiers(found: Gathered) -> Iterator[str]:
+    models = (found.state.model, *found.record.participation.values())
+    names = [m.stage for m in models if m is not None and isinstance(m.fit, ClassifierFit)]
+    if names:
+        yield (
+            f"Probabilities of {' and '.join(names)} are by a classifier: there are no "
+            "coefficients to show."
         )
 
 
@@ -100,7 +114,7 @@ def _of_rounds(found: Gathered) -> Iterator[str]:
 
 def _of_fits(found: Gathered) -> Iterator[str]:
     facts, plan = found.facts, found.plan
-    if facts is None:
+    if not facts.rounds:
         return
     for name, count in facts.rates.items():
         yield f"The step {name!r} was given a constant rate, not a model, in {_rounds(count)}."
@@ -110,10 +124,17 @@ def _of_fits(found: Gathered) -> Iterator[str]:
                 f"The calibration of the step {name!r} is without {_rounds(count)}: no probability "
                 "was known before the close."
             )
+    fits = [model.fit for model in found.record.participation.values()]
     if facts.past:
+        shown = any(isinstance(fit, LogisticFit) for fit in fits)
         yield (
             "Probabilities of participation are those a round was given before it closed, so their "
-            "calibration is out of sample; coefficients are those of the last fit."
+            f"calibration is out of sample{'; coefficients are those of the last fit' * shown}."
+        )
+    elif plan.models is None and any(fit.cross_fitted for fit in fits):
+        yield (
+            "Participation is fitted on the rounds it is checked on, each client's probabilities "
+            "by a fit without it: calibration is out of sample."
         )
     elif plan.models is None:
         yield "Participation is fitted on the rounds it is checked on: calibration is in sample."
@@ -129,12 +150,10 @@ def _of_weights(found: Gathered) -> Iterator[str]:
         yield f"{found.record.negative} weights of replies are negative."
     if found.record.trimmed:
         yield f"{found.record.trimmed} weights of replies were cut."
-    if found.facts is not None:
-        below = int((found.facts.reply_weights < 0.0).sum())
-        if 0 < below < found.min_cell:
-            yield f"The weights of fewer than {found.min_cell} clients sum to less than 0."
-        elif below:
-            yield f"The weights of {below} clients sum to less than 0."
+    below = int((found.facts.reply_weights < 0.0).sum())
+    if below:
+        clients = f"fewer than {found.min_cell}" if below < found.min_cell else f"{below}"
+        yield f"The weights of {clients} clients sum to less than 0."
 
 
 def _of_hiding(found: Gathered) -> Iterator[str]:
@@ -152,10 +171,9 @@ def _of_hiding(found: Gathered) -> Iterator[str]:
     hidden = sum(part.hidden for part in found.rates)
     if hidden:
         yield f"{hidden} levels of reply rates are hidden: {few}, or beyond the 20 largest."
-    if facts is not None:
-        gone = [*facts.skipped_columns, *(t.column for t in facts.tallies if t.overflowing)]
-        if gone:
-            yield f"There are no reply rates by {some(gone)}: too many columns or levels."
+    gone = [*facts.skipped_columns, *(t.column for t in facts.tallies if t.overflowing)]
+    if gone:
+        yield f"There are no reply rates by {some(gone)}: too many columns or levels."
 
 
 def unknowns(found: Gathered) -> tuple[str, ...]:
@@ -164,8 +182,8 @@ def unknowns(found: Gathered) -> tuple[str, ...]:
 
 
 def _of_totals(found: Gathered) -> Iterator[str]:
-    people = found.people
-    if isinstance(people, KnownPopulation):
+    population = found.stage.population
+    if population.targets is None:
         return
     yield (
         "Enrollment probabilities, and whether a model of enrollment would fit: only the enrolled "
@@ -176,27 +194,26 @@ def _of_totals(found: Gathered) -> Iterator[str]:
         "they are among the targets."
     )
     yield (
-        f"The population in columns that are not among the targets ({some(people.targets.names)})."
+        "The population in columns that are not among the targets "
+        f"({some(population.targets.names)})."
     )
     yield (
         "Whether, within a level or at the same value of the targets, the enrolled differ from the "
         "others."
     )
-    if people.population_size is None:
+    if population.size is None:
         yield "The size of the population: it was not given."
 
 
 def _of_missing_parts(found: Gathered) -> Iterator[str]:
-    if isinstance(found.people, KnownPopulation) and found.standing.model is None:
+    if found.stage.coded is not None and found.state.model is None:
         yield "Enrollment probabilities: no model of enrollment could be fitted."
-    if found.facts is None:
+    if not found.facts.rounds:
         yield (
             "Participation: who replies once enrolled, and with which weight. No ledger of rounds "
             "was given."
         )
-        return
-    none = not any(np.isfinite(r.expected) for r in found.facts.rounds)
-    if none:
+    elif not any(np.isfinite(r.expected) for r in found.facts.rounds):
         yield "The fit of participation: no round was given a probability before it closed."
 
 

@@ -3,26 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fedipw.audit.gaps import CHANCE, SMD, Gap, enrolled_weighted_gap, gap_of, gaps, weighted_gap
-from fedipw.audit.modelcheck import ERRORS, OFF, model_faults
-from fedipw.audit.parts import Audit, EmptyPart, Finding, Level, Verdict
+from scipy.special import ndtri
+
 from fedipw.audit.remarks import METRIC_UNUSED
-from fedipw.evaluation.balance import PARTICIPANTS, PARTICIPANTS_WEIGHTED
+from fedipw.audit.values import Audit, Finding, Level, Verdict
+from fedipw.evaluation.balance import ENROLLED_WEIGHTED, PARTICIPANTS, PARTICIPANTS_WEIGHTED
 from fedipw.numerics.checks import some
-from fedipw.selection.stage import ENROLLMENT
-from fedipw.weighting.registry import SourceKind, method_named
+from fedipw.selection.saved import ENROLLMENT
+from fedipw.tables.columns import ENROLLED
+from fedipw.weighting.methods import method_named
 
 if TYPE_CHECKING:
-    from fedipw.audit.parts import MetricPart, WeightPart
+    from fedipw.audit.values import MetricPart, StagePart, WeightPart
+    from fedipw.evaluation.balance import BalanceLine, BalanceTable
+    from fedipw.selection.overlap import Cell
 
+SMD = 0.1  # standardised difference commonly called unbalanced
+CHANCE = 0.01  # of calling a fair sample biased, over all columns together
+OFF = 0.1  # by which a model's totals may miss
+ERRORS = 3.0  # standard errors they may miss by chance
 BELOW = 0.01  # share of the population with a small probability that is worth a warning
-LEFT_EMPTY = 1e-4  # chance of a fair enrollment to leave a part empty, below which it is not chance
+LEFT_EMPTY = 1e-4  # chance of a fair enrollment to leave a cell empty, below which it is not chance
 HEAVY = 0.25  # share of the total weight in 1% of the weights
 DEFF = 5.0  # design effect that is worth a warning
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an audit is asked, and the rule by which it answers."""
+
+    question: str
+    rule: str
+
+    def answered(self, answer: str, level: Level, text: str) -> Finding:
+        """Return an answer with its rule."""
+        return Finding(
+            question=self.question, answer=answer, level=level, text=text, rule=self.rule
+        )
+
+
+_BIAS_RULE: Final = (
+    f"Yes if a standardised mean difference exceeds {SMD:g} and what a fair sample of this size "
+    f"would exceed with a chance of {CHANCE:.0%} over all columns together."
+)
+ENROLLMENT_BIAS: Final = Question("Do the enrolled differ from the population?", _BIAS_RULE)
+REPLY_BIAS: Final = Question("Do those who reply differ from the enrolled?", _BIAS_RULE)
+CORRECTION: Final = Question(
+    "Can weights correct it?",
+    f"Not fully if enrollment has no model, a part of the population has nobody enrolled that a "
+    f"fair enrollment would leave empty with a chance below {LEFT_EMPTY:g}, or a weighted "
+    f"difference stays above {SMD:g} and chance; with care if another part is empty, more than "
+    f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
+    f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
+    "negative.",
+)
+_WORTH: Final = "Is weighting worth its variance here?"
+WORTH_MEASURED: Final = Question(
+    _WORTH,
+    "Yes if it moves the metric by more than two standard errors of the difference and the "
+    "squared bias it removes exceeds the variance it adds (E32).",
+)
+WORTH_EXPECTED: Final = Question(
+    _WORTH,
+    "With n clients that replied, design effect d, largest difference B before and B' after "
+    "weighting, it pays for a metric whose correlation with the worst column exceeds "
+    "sqrt(((d - 1) / n) / (B^2 - B'^2)); below 0.2 it probably does, from 1 on it cannot.",
+)
+MODELS: Final = Question(
+    "Do the models of selection hold?",
+    f"Yes if the selected are within {OFF:.0%} of what each model expects, overall and over the "
+    f"last quarter of the rounds, and the estimated population size within {OFF:.0%}, or within "
+    f"{ERRORS:g} standard errors where those are larger.",
+)
 
 
 def judged(audit: Audit) -> Audit:
@@ -33,89 +89,144 @@ def judged(audit: Audit) -> Audit:
 def verdict(audit: Audit) -> Verdict:
     """Return answers to the questions an audit is made for, and what to do next."""
     enrollment, participation = _enrollment(audit), _participation(audit)
-    correction, worth, models = _correction(audit), _worth(audit), _models(audit)
-    findings = tuple(
-        f for f in (enrollment, participation, correction, worth, models) if f is not None
-    )
+    correction, worth = _correction(audit), _worth(audit)
+    models = (_models(audit),) if audit.stages else ()
     return Verdict(
         headline=_headline(enrollment, participation, correction, worth),
-        findings=findings,
+        findings=(enrollment, participation, correction, worth, *models),
         next_steps=_next(audit),
     )
 
 
-_BIAS_RULE = (
-    f"Yes if a standardised mean difference exceeds {SMD:g} and what a fair sample of this size "
-    f"would exceed with a chance of {CHANCE:.0%} over all columns together."
-)
+# Differences between groups, and whether chance explains them.
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The largest difference of a group, and whether chance explains it."""
+
+    size: float
+    name: str
+    chance: float  # difference a fair sample would exceed with probability CHANCE
+    above: tuple[str, ...]  # columns beyond both limits, the largest first
+
+    @property
+    def biased(self) -> bool:
+        """Whether some column is beyond both limits."""
+        return bool(self.above)
+
+    @property
+    def words(self) -> str:
+        """The size for people."""
+        return "without limit" if math.isinf(self.size) else f"{self.size:.2f} standard deviations"
+
+
+def gap_of(
+    balance: BalanceTable | None, group: str, units: float, against: str | None = None
+) -> Gap | None:
+    """Return the gap of a group of so many clients to the population, or to another group.
+
+    There is none where the group, or every column, is unknown or hidden.
+    """
+    groups = {group} if against is None else {group, against}
+    if balance is None or not balance.lines or not groups <= {*balance.groups}:
+        return None
+    apart = {line.name: _apart(line, group, against) for line in balance.lines}
+    chance = float(-ndtri(CHANCE / (2 * len(apart)))) * math.sqrt(1.0 / max(units, 1.0))
+    ordered = sorted(apart, key=lambda name: -apart[name])
+    above = tuple(name for name in ordered if apart[name] > max(SMD, chance))
+    return Gap(apart[ordered[0]], ordered[0], chance, above)
+
+
+def _apart(line: BalanceLine, group: str, against: str | None) -> float:
+    mine = line.groups[group]
+    mean, smd = line.mean, 0.0 if against is None else line.groups[against].smd
+    if mine.smd is not None and smd is not None:
+        return abs(mine.smd - smd)
+    if against is not None:
+        mean = line.groups[against].mean
+    return 0.0 if math.isclose(mine.mean, mean, rel_tol=1e-9) else math.inf  # there is no scale
+
+
+def enrollment_gap(audit: Audit) -> Gap | None:
+    """Return the gap of the enrolled to the population."""
+    sizes = audit.sizes
+    left = 1.0 if sizes.population is None else max(1.0 - sizes.enrolled / sizes.population, 1e-9)
+    return gap_of(audit.balance, ENROLLED, sizes.enrolled / left)
+
+
+def reply_gap(audit: Audit) -> Gap | None:
+    """Return the gap of the respondents to the enrolled."""
+    return gap_of(audit.balance, PARTICIPANTS, audit.sizes.clients_replied, against=ENROLLED)
+
+
+def enrolled_weighted_gap(audit: Audit) -> Gap | None:
+    """Return the gap that weights leave between the enrolled and the population."""
+    units = audit.sizes.enrolled / _design_effect(audit, "enrollment")
+    return gap_of(audit.balance, ENROLLED_WEIGHTED, units)
+
+
+def weighted_gap(audit: Audit) -> Gap | None:
+    """Return the gap that weights leave: of the replies, or of the enrolled without replies."""
+    if audit.balance is None or PARTICIPANTS_WEIGHTED not in audit.balance.groups:
+        return enrolled_weighted_gap(audit)
+    units = audit.sizes.clients_replied / _design_effect(audit, "replies")
+    return gap_of(audit.balance, PARTICIPANTS_WEIGHTED, units)
+
+
+def _design_effect(audit: Audit, name: str) -> float:
+    return next((w.design_effect for w in audit.weights if w.name == name), 1.0)
 
 
 def _enrollment(audit: Audit) -> Finding:
-    gap, question = gaps(audit)[0], "Do the enrolled differ from the population?"
+    gap = enrollment_gap(audit)
     if gap is None:
-        return Finding(question=question, answer="Unknown", level=Level.UNKNOWN,
-                       text="No column is known of both.", rule=_BIAS_RULE)  # fmt: skip
+        return ENROLLMENT_BIAS.answered("Unknown", Level.UNKNOWN, "No column is known of both.")
     auc = next((s.auc for s in audit.stages if s.stage == ENROLLMENT), None)
     more = "" if auc is None else f" A model tells them apart with an AUC of {auc:.2f}."
-    return _difference(question, gap, "the enrolled and the population", more)
+    return _difference(ENROLLMENT_BIAS, gap, "the enrolled and the population", more)
 
 
 def _participation(audit: Audit) -> Finding:
-    gap, question = gaps(audit)[1], "Do those who reply differ from the enrolled?"
+    gap = reply_gap(audit)
     if gap is None:
         why = "No column is known of both." if audit.sizes.replies else "Nobody replied."
         why = why if audit.sizes.rounds else "No round is known."
-        return Finding(question=question, answer="Unknown", level=Level.UNKNOWN,
-                       text=why, rule=_BIAS_RULE)  # fmt: skip
-    aucs = [f"{s.stage} {s.auc:.2f}" for s in audit.stages
-            if s.stage != ENROLLMENT and s.auc is not None]  # fmt: skip
-    more = f" AUC of the fitted steps: {', '.join(aucs)}." if aucs else ""
-    return _difference(question, gap, "those who reply and the enrolled", more)
+        return REPLY_BIAS.answered("Unknown", Level.UNKNOWN, why)
+    later = [s for s in audit.stages if s.stage != ENROLLMENT and s.auc is not None]
+    aucs = ", ".join(f"{s.stage} {s.auc:.2f}" for s in later)
+    more = f" AUC of the fitted steps: {aucs}." if aucs else ""
+    return _difference(REPLY_BIAS, gap, "those who reply and the enrolled", more)
 
 
-def _difference(question: str, gap: Gap, who: str, more: str) -> Finding:
-    chance = f"chance alone would explain {gap.chance:.2f}"
-    if gap.biased:
-        text = f"The largest difference between {who} is {gap.words} ({gap.name}; {chance})"
-        text += f"; {len(gap.above)} column(s) differ: {some(gap.above)}." + more
-        return Finding(
-            question=question, answer="Yes", level=Level.WARN, text=text, rule=_BIAS_RULE
-        )
-    text = f"The largest difference between {who} is {gap.words} ({gap.name}; {chance}).{more}"
-    return Finding(question=question, answer="No", level=Level.GOOD, text=text, rule=_BIAS_RULE)
+def _difference(question: Question, gap: Gap, who: str, more: str) -> Finding:
+    text = f"The largest difference between {who} is {gap.words} ({gap.name}; "
+    text += f"chance alone would explain {gap.chance:.2f})"
+    if not gap.biased:
+        return question.answered("No", Level.GOOD, f"{text}.{more}")
+    text += f"; {len(gap.above)} column(s) differ: {some(gap.above)}.{more}"
+    return question.answered("Yes", Level.WARN, text)
+
+
+# Whether weights can correct it.
 
 
 def _correction(audit: Audit) -> Finding:
-    question = "Can weights correct it?"
-    rule = (
-        f"Not fully if enrollment has no model, a part of the population has nobody enrolled that "
-        f"a fair enrollment would leave empty with a chance below {LEFT_EMPTY:g}, or a weighted "
-        f"difference stays above {SMD:g} and chance; with care if another part is empty, more than "
-        f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
-        f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
-        "negative."
-    )
     bad, care = _obstacles(audit), _cautions(audit)
     if bad:
-        return Finding(question=question, answer="Not fully", level=Level.BAD,
-                       text=" ".join([*bad, *care]), rule=rule)  # fmt: skip
+        return CORRECTION.answered("Not fully", Level.BAD, " ".join([*bad, *care]))
     if not audit.weights:
-        text = "No weight could be computed."
-        return Finding(
-            question=question, answer="Unknown", level=Level.UNKNOWN, text=text, rule=rule
-        )
+        return CORRECTION.answered("Unknown", Level.UNKNOWN, "No weight could be computed.")
     left = weighted_gap(audit)
     done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
     if not audit.sizes.population_table:
         done += "As far as the given totals tell; what they leave out may still differ. "
     if care:
-        return Finding(question=question, answer="With care", level=Level.WARN,
-                       text=done + " ".join(care), rule=rule)  # fmt: skip
-    text = f"{done}Every part looked at of {audit.settings.min_cell} clients or more has enrolled "
-    text += "clients to stand for it."
-    if not audit.sizes.population_table:
-        text = done.strip()
-    return Finding(question=question, answer="Yes", level=Level.GOOD, text=text, rule=rule)
+        return CORRECTION.answered("With care", Level.WARN, done + " ".join(care))
+    if audit.sizes.population_table:
+        done += f"Every part looked at of {audit.settings.min_cell} clients or more has enrolled "
+        done += "clients to stand for it."
+    return CORRECTION.answered("Yes", Level.GOOD, done.strip())
 
 
 def _without_model(audit: Audit) -> bool:
@@ -123,21 +234,22 @@ def _without_model(audit: Audit) -> bool:
     if audit.overlap is None or audit.overlap.smallest_prob is not None:
         return False
     method = method_named(audit.settings.scheme)
-    return not method.balanced and method.source is not SourceKind.COLLAPSED
+    return not (method.calibration.balance or method.needs.everyone)
 
 
-def _empty(audit: Audit, *, by_chance: bool) -> list[EmptyPart]:
-    """Return the parts with nobody enrolled that chance explains, or those it does not."""
+def _empty(audit: Audit, *, by_chance: bool) -> list[Cell]:
+    """Return the cells with nobody enrolled that chance explains, or those it does not."""
     if audit.overlap is None:
         return []
     rate = audit.sizes.enrolled / (audit.sizes.population or math.inf)
     return [
-        cell for cell in audit.overlap.empty
+        cell
+        for cell in audit.overlap.empty
         if ((1.0 - rate) ** cell.population >= LEFT_EMPTY) == by_chance
-    ]  # fmt: skip
+    ]
 
 
-def _named(cells: list[EmptyPart]) -> str:
+def _named(cells: Sequence[Cell]) -> str:
     return some(f"{c.name} ({c.population:,} clients)" for c in cells)
 
 
@@ -178,18 +290,31 @@ def _of(part: WeightPart) -> str:
     return "reply" if part.name == "replies" else part.name
 
 
+# Whether weighting pays.
+
+
 def _worth(audit: Audit) -> Finding:
     if audit.metric is not None and audit.metric.gain is not None:
         return _worth_measured(audit.metric)
-    return _worth_expected(audit)
+    even = break_even(audit)
+    if even is None:
+        text = "There are no weights of replies to judge."
+        return WORTH_EXPECTED.answered("Unknown", Level.UNKNOWN, text)
+    if not any(gap and gap.biased for gap in (enrollment_gap(audit), reply_gap(audit))):
+        text = "There is no difference beyond chance for weights to remove: weighting does not "
+        text += "help on these columns and adds variance."
+        return WORTH_EXPECTED.answered("No", Level.GOOD, text)
+    if even >= 1.0:
+        text = "Whatever the metric, the variance weights add outweighs the difference they remove."
+        return WORTH_EXPECTED.answered("No", Level.WARN, text)
+    text = f"It pays for a metric correlated by more than {even:.2f} with the worst column. Give "
+    text += "the metric of your replies to see whether yours is."
+    if even < 0.2:
+        return WORTH_EXPECTED.answered("Probably", Level.GOOD, text)
+    return WORTH_EXPECTED.answered("It depends", Level.WARN, text)
 
 
 def _worth_measured(metric: MetricPart) -> Finding:
-    question = "Is weighting worth its variance here?"
-    rule = (
-        "Yes if it moves the metric by more than two standard errors of the difference and the "
-        "squared bias it removes exceeds the variance it adds (E32)."
-    )
     assert metric.moved is not None
     assert metric.moved_error is not None
     assert metric.gain is not None
@@ -198,37 +323,13 @@ def _worth_measured(metric: MetricPart) -> Finding:
     if abs(metric.moved) <= 2.0 * metric.moved_error:
         text = f"{moves}: no more than chance. Weighting does not help this metric; it only adds "
         text += "variance. That it is fair to use the plain mean holds for this metric alone."
-        return Finding(question=question, answer="No", level=Level.WARN, text=text, rule=rule)
+        return WORTH_MEASURED.answered("No", Level.WARN, text)
     if metric.gain <= 0.0:
         text = f"{moves}, but the variance it adds outweighs the bias it removes: with these "
         text += "replies weighting hurts. More clients or calibrated weights would change that."
-        return Finding(question=question, answer="No", level=Level.WARN, text=text, rule=rule)
+        return WORTH_MEASURED.answered("No", Level.WARN, text)
     text = f"{moves}: the plain mean is off by more than weighting adds in variance."
-    return Finding(question=question, answer="Yes", level=Level.GOOD, text=text, rule=rule)
-
-
-def _worth_expected(audit: Audit) -> Finding:
-    question = "Is weighting worth its variance here?"
-    rule = (
-        "With n clients that replied, design effect d, largest difference B before and B' after "
-        "weighting, it pays for a metric whose correlation with the worst column exceeds "
-        "sqrt(((d - 1) / n) / (B^2 - B'^2)); below 0.2 it probably does, from 1 on it cannot."
-    )
-    even = break_even(audit)
-    if even is None:
-        return Finding(question=question, answer="Unknown", level=Level.UNKNOWN,
-                       text="There are no weights of replies to judge.", rule=rule)  # fmt: skip
-    if not any(gap is not None and gap.biased for gap in gaps(audit)):
-        text = "There is no difference beyond chance for weights to remove: weighting does not "
-        text += "help on these columns and adds variance."
-        return Finding(question=question, answer="No", level=Level.GOOD, text=text, rule=rule)
-    if even >= 1.0:
-        text = "Whatever the metric, the variance weights add outweighs the difference they remove."
-        return Finding(question=question, answer="No", level=Level.WARN, text=text, rule=rule)
-    text = f"It pays for a metric correlated by more than {even:.2f} with the worst column. Give "
-    text += "the metric of your replies to see whether yours is."
-    answer, level = ("Probably", Level.GOOD) if even < 0.2 else ("It depends", Level.WARN)
-    return Finding(question=question, answer=answer, level=level, text=text, rule=rule)
+    return WORTH_MEASURED.answered("Yes", Level.GOOD, text)
 
 
 def break_even(audit: Audit) -> float | None:
@@ -239,44 +340,99 @@ def break_even(audit: Audit) -> float | None:
     infinite where weighting removes no difference; none without weights of replies.
     """
     part = next((w for w in audit.weights if w.name == "replies"), None)
-    clients = audit.sizes.clients_replied
-    if part is None or audit.balance is None or not clients:
-        return None
     before = gap_of(audit.balance, PARTICIPANTS, math.inf)
     after = gap_of(audit.balance, PARTICIPANTS_WEIGHTED, math.inf)
-    if before is None:
+    if part is None or before is None or not audit.sizes.clients_replied:
         return None
     removed = before.size**2 - (0.0 if after is None else after.size**2)
     if not removed > 0.0:
         return math.inf
-    return math.sqrt(max(part.design_effect - 1.0, 0.0) / clients / removed)
+    return math.sqrt(max(part.design_effect - 1.0, 0.0) / audit.sizes.clients_replied / removed)
 
 
-def _models(audit: Audit) -> Finding | None:
-    if not audit.stages:
-        return None
-    question = "Do the models of selection hold?"
-    rule = (
-        f"Yes if the selected are within {OFF:.0%} of what each model expects, overall and over "
-        f"the last quarter of the rounds, and the estimated population size within {OFF:.0%}, or "
-        f"within {ERRORS:g} standard errors where those are larger."
+# Whether the models of selection agree with what happened, beyond what chance explains.
+
+
+class Faults(NamedTuple):
+    """Where the selected are not those the models expect, a clause each."""
+
+    enrollment: tuple[str, ...]
+    participation: tuple[str, ...]
+
+
+def model_faults(audit: Audit) -> Faults:
+    """Return what does not agree."""
+    first = [s for s in audit.stages if s.stage == ENROLLMENT]
+    later = [s for s in audit.stages if s.stage != ENROLLMENT]
+    return Faults(
+        (*_stage_faults(first), *_size_faults(audit)),
+        (*_stage_faults(later), *_last_round_faults(audit)),
     )
-    off = [*model_faults(audit).enrollment, *model_faults(audit).participation]
-    if off:
-        text = some(off)[0].upper() + some(off)[1:] + "."
-        return Finding(question=question, answer="Not quite", level=Level.WARN, text=text,
-                       rule=rule)  # fmt: skip
+
+
+def _beyond(ratio: float, expected: float) -> bool:
+    """Return whether observed by expected is off, for a count with this mean."""
+    return abs(ratio - 1.0) > max(OFF, ERRORS / math.sqrt(expected) if expected > 0.0 else OFF)
+
+
+def _stage_faults(stages: Sequence[StagePart]) -> Iterator[str]:
+    for stage in stages:
+        ratio = stage.calibration_ratio
+        expected = sum(bin_.count * bin_.mean_prob for bin_ in stage.reliability)
+        if ratio is None or not _beyond(ratio, expected):
+            continue
+        if ratio > 0.0:
+            yield f"{stage.stage} expects {1.0 / ratio:.2f} times those selected"
+        else:
+            yield f"{stage.stage} expects {expected:.0f} and none were selected"
+
+
+def _last_round_faults(audit: Audit) -> Iterator[str]:
+    known = [
+        ((line.last - line.first + 1) * line.enrolled * line.expected_rate, line.calibration_ratio)
+        for line in audit.rounds
+        if line.expected_rate is not None and line.calibration_ratio is not None
+    ]
+    late = known[-max(1, len(known) // 4) :]
+    expected = sum(count for count, _ in late)
+    if not expected > 0.0:
+        return
+    ratio = sum(count * ratio for count, ratio in late) / expected
+    if _beyond(ratio, expected):
+        yield f"in the last rounds {ratio:.2f} replies came for each expected"
+
+
+def _size_faults(audit: Audit) -> Iterator[str]:
+    overlap, population = audit.overlap, audit.sizes.population
+    if overlap is None or overlap.estimated_size is None or not population:
+        return
+    left_out = sum(s.left_out for s in audit.stages if s.stage == ENROLLMENT)
+    known = population - left_out  # weights stand for clients with all their values
+    ratio = overlap.estimated_size / known if known > 0.0 else math.inf
+    if _beyond(ratio, overlap.effective_sample_size or math.inf):
+        yield f"weights of the enrolled sum to {ratio:.2f} times the population"
+
+
+def _models(audit: Audit) -> Finding:
+    faults = model_faults(audit)
+    if any(faults):
+        text = some([*faults.enrollment, *faults.participation])
+        return MODELS.answered("Not quite", Level.WARN, f"{text[0].upper()}{text[1:]}.")
     worst = max(s.expected_error for s in audit.stages)
     text = f"Observed rates follow fitted probabilities; the mean gap is {worst:.3f} at most."
-    return Finding(question=question, answer="Yes", level=Level.GOOD, text=text, rule=rule)
+    return MODELS.answered("Yes", Level.GOOD, text)
 
 
-def _headline(enrollment: Finding, participation: Finding, correction: Finding, worth: Finding
-) -> str:  # fmt: skip
-    biased = [name for name, f in (("enrollment", enrollment), ("participation", participation))
-              if f.answer == "Yes"]  # fmt: skip
+# The headline, and what to do next.
+
+
+def _headline(
+    enrollment: Finding, participation: Finding, correction: Finding, worth: Finding
+) -> str:
+    stages = {"enrollment": enrollment.answer, "participation": participation.answer}
+    biased = [name for name, answer in stages.items() if answer == "Yes"]
     if not biased:
-        return _unbiased(correction, worth, {enrollment.answer, participation.answer})
+        return _unbiased(correction, worth, {*stages.values()})
     start = f"{' and '.join(biased).capitalize()} {'are' if len(biased) > 1 else 'is'} biased"
     mend = {
         "Yes": "and weights can correct it",
@@ -313,18 +469,13 @@ def _next(audit: Audit) -> tuple[str, ...]:
         out.append("A population table, or totals of more columns and of products, tells more.")
     if not audit.sizes.rounds:
         out.append("Keep a ledger of rounds: without it participation cannot be corrected.")
-    if audit.metric is None and METRIC_UNUSED not in audit.unknown:
+    metric = audit.metric
+    if metric is None and METRIC_UNUSED not in audit.unknown:
         out.append("Give the clients' metric (--metrics) to see how much selection matters for it.")
-    elif _measured_in_vain(audit.metric):
+    elif metric and metric.gain is not None and _worth_measured(metric).answer == "No":
         out.append("For this metric report the plain mean beside the weighted one.")
     out.append("Keep the JSON file and compare later: fedipw audit --compare BEFORE AFTER.")
     return tuple(out)
-
-
-def _measured_in_vain(metric: MetricPart | None) -> bool:
-    if metric is None or metric.gain is None:
-        return False
-    return _worth_measured(metric).answer == "No"
 
 
 def _next_for_enrollment(audit: Audit) -> Iterator[str]:
@@ -336,7 +487,8 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
     left, enrolled = weighted_gap(audit), enrolled_weighted_gap(audit)
     still = left is not None and left.biased
     method = method_named(audit.settings.scheme)
-    whole = method.uses_enrollment or method.balanced or method.source is SourceKind.COLLAPSED
+    needs = method.needs
+    whole = method.uses_enrollment or bool(needs.balance) or needs.everyone
     if _without_model(audit):
         yield (
             "Merge or leave out the columns that part the enrolled from the rest (--lump-below, "

@@ -8,13 +8,12 @@ from fedipw.calibration.distances import (
     Linear,
     Logit,
     Quadratic,
+    distance_named,
 )
 from fedipw.calibration.dual import Status
-from fedipw.calibration.noise import trusted_target
 from fedipw.calibration.partitioned import Partitioned
-from fedipw.calibration.result import Box, Calibration, Ridge, Slack
-from fedipw.calibration.solve import calibrated
-from fedipw.calibration.units import balancing, calibrated_table
+from fedipw.calibration.solve import Box, Calibration, Ridge, Slack, calibrated, trusted_target
+from fedipw.calibration.tables import calibrated_table
 
 __all__ = [
     "BalanceDesign",
@@ -32,8 +31,8 @@ __all__ = [
     "Ridge",
     "Slack",
     "Status",
-    "balancing",
     "calibrated",
     "calibrated_table",
+    "distance_named",
     "trusted_target",
 ]

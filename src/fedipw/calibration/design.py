@@ -1,4 +1,4 @@
-"""What is balanced: a matrix of balance columns, or margins of categories never made into one."""
+"""What is balanced: columns of the enrolled clients, and which of them say something new."""
 
 from __future__ import annotations
 
@@ -9,37 +9,81 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 import numpy as np
 
-from fedipw.errors import InputError
+from fedipw.calibration.distances import UNBOUNDED, Family
+from fedipw.errors import InfeasibleError, InputError
 from fedipw.numerics.checks import check_rows, some
-from fedipw.numerics.dual import CLIPPED, column_moments, dense_sums, margin_sums
+from fedipw.numerics.dual import column_moments, dense_sums, margin_sums
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, CodeArray, FloatArray, IntArray
 
-
-class Moments(NamedTuple):
-    """Of each balance column: mean, standard deviation (over n - 1), least, largest, (q,) each."""
-
-    mean: FloatArray
-    deviation: FloatArray
-    least: FloatArray
-    largest: FloatArray
+_VARIANCE = 1e-12  # share of a column's variance below which nothing is left of it
+_CONSISTENT = 1e-6  # of the column's range: targets that follow may be rounded
+_ROUNDING = 1e-12  # of a target that should be 0
+_RELATED = 1e-6  # a smaller coefficient on a standardised column is rounding
+SUBSAMPLE = 20_000
 
 
-class Frame(NamedTuple):
-    """Columns are taken as (b - centre) / scale."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Unweighted moments of the columns over some rows; moments of other rows can be added."""
 
+    rows: int
+    mean: FloatArray  # (q,)
+    square: FloatArray  # (q,), sum of squares about the mean
+    least: FloatArray  # (q,)
+    largest: FloatArray  # (q,)
+
+    @property
+    def deviation(self) -> FloatArray:
+        """Standard deviations over n - 1, (q,)."""
+        return np.sqrt(self.square / max(1, self.rows - 1))
+
+    @property
+    def varies(self) -> BoolArray:
+        """Which columns are not constant, (q,)."""
+        return self.least < self.largest
+
+    def __add__(self, other: Moments) -> Moments:
+        rows = self.rows + other.rows
+        apart, share = other.mean - self.mean, other.rows / rows
+        return Moments(
+            rows,
+            self.mean + apart * share,
+            self.square + other.square + apart**2 * (self.rows * share),
+            np.fmin(self.least, other.least),
+            np.fmax(self.largest, other.largest),
+        )
+
+
+class Tilt(NamedTuple):
+    """Ratios F(u) of rows, with u = point'((b - centre) / scale, 1)."""
+
+    family: Family
     centre: FloatArray  # (q,)
     scale: FloatArray  # (q,)
+    point: FloatArray  # (q + 1,), the constant last
 
 
-class DualSums(NamedTuple):
-    """Sums over rows at one set of multipliers; gradient and Hessian have the constant last."""
+@dataclass(frozen=True, slots=True, eq=False)
+class DualSums:
+    """Sums over rows at one tilt; gradient and Hessian have the constant last."""
 
     value: float
     largest: float  # largest u of any row
     gradient: FloatArray  # (q + 1,)
     hessian: FloatArray | None  # (q + 1, q + 1)
+
+    def __add__(self, other: DualSums) -> DualSums:
+        square = None
+        if self.hessian is not None and other.hessian is not None:
+            square = self.hessian + other.hessian
+        return DualSums(
+            self.value + other.value,
+            max(self.largest, other.largest),
+            self.gradient + other.gradient,
+            square,
+        )
 
 
 class BalanceDesign(Protocol):
@@ -69,21 +113,8 @@ class BalanceDesign(Protocol):
         """Return some of the rows, copied."""
         ...
 
-    def sums(
-        self,
-        base: FloatArray,
-        frame: Frame,
-        point: FloatArray,
-        family: tuple[int, float, float],
-        ratio: FloatArray,
-        *,
-        hessian: bool = True,
-    ) -> DualSums:
-        """Return the dual's sums in a frame; leaves F(u) in ``ratio``."""
-        ...
-
-    def row(self, index: int) -> FloatArray:
-        """Return one row, (q,)."""
+    def sums(self, base: FloatArray, tilt: Tilt, ratio: FloatArray, *, hessian: bool) -> DualSums:
+        """Return the dual's sums with base shares (n,) or (1,); leaves F(u) in ``ratio``, (n,)."""
         ...
 
     def dense(self) -> FloatArray:
@@ -91,21 +122,14 @@ class BalanceDesign(Protocol):
         ...
 
 
-def gram(design: BalanceDesign, base: FloatArray, frame: Frame) -> FloatArray:
+def gram(
+    design: BalanceDesign, base: FloatArray, centre: FloatArray, scale: FloatArray
+) -> FloatArray:
     """Return the base-weighted second moments of the standardised columns, constant last."""
-    family = (CLIPPED, -np.inf, np.inf)  # F' = 1
-    point, room = np.zeros(len(frame.centre) + 1), np.empty(design.rows)
-    square = design.sums(base, frame, point, family, room).hessian
+    tilt = Tilt(UNBOUNDED, centre, scale, np.zeros(len(centre) + 1))  # F' = 1
+    square = design.sums(base, tilt, np.empty(design.rows), hessian=True).hessian
     assert square is not None
     return square
-
-
-def scores(design: BalanceDesign, direction: FloatArray, room: FloatArray) -> FloatArray:
-    """Return b_i'direction of every row in ``room``, (n,)."""
-    raw = Frame(np.zeros(len(direction)), np.ones(len(direction)))
-    family = (CLIPPED, -np.inf, np.inf)  # F = 1 + u
-    design.sums(np.ones(1), raw, np.append(direction, -1.0), family, room, hessian=False)
-    return room
 
 
 @final
@@ -132,7 +156,7 @@ class Dense:
     @cached_property
     def moments(self) -> Moments:
         """Moments of the columns, in one pass."""
-        return Moments(*column_moments(self.matrix))
+        return Moments(self.rows, *column_moments(self.matrix))
 
     @property
     def implied(self) -> BoolArray:
@@ -143,24 +167,12 @@ class Dense:
         """Return some of the rows, copied."""
         return Dense(np.ascontiguousarray(self.matrix[rows]), self.names)
 
-    def sums(
-        self,
-        base: FloatArray,
-        frame: Frame,
-        point: FloatArray,
-        family: tuple[int, float, float],
-        ratio: FloatArray,
-        *,
-        hessian: bool = True,
-    ) -> DualSums:
+    def sums(self, base: FloatArray, tilt: Tilt, ratio: FloatArray, *, hessian: bool) -> DualSums:
         """Return the dual's sums."""
+        family, centre, scale, point = tilt
         return DualSums(
-            *dense_sums(self.matrix, base, *frame, point, family, ratio, hessian=hessian)
+            *dense_sums(self.matrix, base, centre, scale, point, family, ratio, hessian=hessian)
         )
-
-    def row(self, index: int) -> FloatArray:
-        """Return one row."""
-        return np.asarray(self.matrix[index], dtype=np.float64)
 
     def dense(self) -> FloatArray:
         """Return the matrix."""
@@ -218,10 +230,8 @@ class Margins:
         ]
         n = self.rows
         share = np.concatenate(counts) / n
-        deviation = np.sqrt(share * (1.0 - share) * n / max(1, n - 1))
-        return Moments(
-            share, deviation, (share >= 1.0).astype(np.float64), (share > 0.0).astype(np.float64)
-        )
+        least, largest = (share >= 1.0).astype(np.float64), (share > 0.0).astype(np.float64)
+        return Moments(n, share, share * (1.0 - share) * n, least, largest)
 
     @property
     def implied(self) -> BoolArray:
@@ -234,18 +244,9 @@ class Margins:
         """Return some of the rows, copied."""
         return Margins(np.ascontiguousarray(self.codes[rows]), self.levels)
 
-    def sums(
-        self,
-        base: FloatArray,
-        frame: Frame,
-        point: FloatArray,
-        family: tuple[int, float, float],
-        ratio: FloatArray,
-        *,
-        hessian: bool = True,
-    ) -> DualSums:
+    def sums(self, base: FloatArray, tilt: Tilt, ratio: FloatArray, *, hessian: bool) -> DualSums:
         """Return the dual's sums: raw indicators first, then their affine change."""
-        centre, scale = frame
+        family, centre, scale, point = tilt
         raw = np.append(point[:-1] / scale, point[-1] - float(point[:-1] @ (centre / scale)))
         value, largest, gradient, square = margin_sums(
             self.codes, self._offsets, base, raw, family, ratio, hessian=hessian
@@ -256,12 +257,6 @@ class Margins:
         if square is not None:
             square = change @ square @ change.T
         return DualSums(value, largest, gradient, square)
-
-    def row(self, index: int) -> FloatArray:
-        """Return one row of indicators."""
-        out = np.zeros(len(self.names))
-        out[self._offsets + self.codes[index]] = 1.0
-        return out
 
     def dense(self) -> FloatArray:
         """Return the indicators."""
@@ -290,3 +285,121 @@ def check_names(names: tuple[str, ...]) -> None:
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise InputError(f"Balance columns must be named once each; {some(twice)} is not.")
+
+
+class Independence(NamedTuple):
+    """Which columns are constrained, and why the others are not."""
+
+    kept: BoolArray  # (q,)
+    dropped: dict[str, str]  # name and reason
+
+
+def independence(design: BalanceDesign, target: FloatArray) -> Independence:
+    """Return the columns to constrain; a dependent column whose target disagrees is an error."""
+    moments = design.moments
+    scale = np.where(moments.varies, moments.deviation, 1.0)
+    kept, relation = _independent(design, scale)
+    dropped = _dropped_constants(design, target)
+    for j in np.flatnonzero(~kept & moments.varies).tolist():
+        size = float(moments.largest[j] - moments.least[j])
+        standard = (target[kept] - moments.mean[kept]) / scale[kept]
+        follows = float(moments.mean[j] + scale[j] * (relation[j, kept] @ standard))
+        off = float(target[j]) - follows
+        if abs(off) > _CONSISTENT * size:
+            raise _dependent_error(design, relation[j], j, target, follows)
+        dropped[design.names[j]] = f"follows from {_named(design, relation[j])}" + (
+            f"; its target is off by {off:.2g}" if abs(off) > 1e-10 * size else ""
+        )
+    return Independence(kept, dropped)
+
+
+def variation(design: BalanceDesign, target: FloatArray) -> Independence:
+    """Return all columns that vary: with a tolerance they need not be independent."""
+    return Independence(design.moments.varies, _dropped_constants(design, target))
+
+
+def subsample(design: BalanceDesign, base: FloatArray) -> tuple[BalanceDesign, FloatArray]:
+    """Return about 20,000 rows spread over all, and their base shares."""
+    rows = slice(None, None, design.rows // SUBSAMPLE)
+    part = design.take(rows)
+    return part, np.array([1.0 / part.rows]) if len(base) == 1 else base[rows] / base[rows].sum()
+
+
+def conflict_rows(
+    design: BalanceDesign, target: FloatArray, columns: Sequence[int] | IntArray
+) -> tuple[tuple[str, float, float, float], ...]:
+    """Return name, target, least and largest value of some columns, for an error."""
+    moments = design.moments
+    return tuple(
+        (design.names[j], float(target[j]), float(moments.least[j]), float(moments.largest[j]))
+        for j in columns
+    )
+
+
+def _independent(design: BalanceDesign, scale: FloatArray) -> tuple[BoolArray, FloatArray]:
+    """Return which columns are independent, (q,), and how the others follow, (q, q).
+
+    A column that depends on others over all rows does so over some of them, so a subsample that
+    shows none but those implied by the design spares the pass over the data.
+    """
+    mean, varies = design.moments.mean, design.moments.varies
+    base = np.array([1.0 / design.rows])  # dependence is one of rows, whatever their weight
+    if design.rows > 2 * SUBSAMPLE and varies.all():
+        kept, relation = _factor(gram(*subsample(design, base), mean, scale), varies)
+        if not (~kept & ~design.implied).any():
+            return kept, relation
+    return _factor(gram(design, base, mean, scale), varies)
+
+
+def _factor(square: FloatArray, varies: BoolArray) -> tuple[BoolArray, FloatArray]:
+    """Sweep columns in their order out of a Gram matrix (constant last), those that are new."""
+    q = len(varies)
+    mean = square[-1, :-1] / square[-1, -1]
+    full = square[:-1, :-1] - square[-1, -1] * np.outer(mean, mean)
+    rest, first = full, np.diag(full)
+    kept = np.zeros(q, dtype=np.bool_)
+    for j in np.flatnonzero(varies):
+        if rest[j, j] > _VARIANCE * max(first[j], 1e-300):
+            kept[j] = True
+            rest = rest - np.outer(rest[:, j], rest[j]) / rest[j, j]
+    relation = np.zeros((q, q))
+    if not kept.all() and kept.any():
+        relation[:, kept] = np.linalg.solve(full[np.ix_(kept, kept)], full[kept]).T
+    return kept, relation
+
+
+def _named(design: BalanceDesign, relation: FloatArray) -> str:
+    names = [design.names[k] for k in np.flatnonzero(np.abs(relation) > _RELATED)]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _dropped_constants(design: BalanceDesign, target: FloatArray) -> dict[str, str]:
+    """Return columns that are constant; one whose target is another value is an error."""
+    dropped = {}
+    for j in np.flatnonzero(~design.moments.varies).tolist():
+        name, value = design.names[j], float(design.moments.least[j])
+        if abs(float(target[j]) - value) > _CONSISTENT * abs(value) + _ROUNDING:
+            raise InfeasibleError(
+                f"All {design.rows} enrolled clients have {name} = {value:.6g}, so no weights "
+                f"give a mean of {float(target[j]):.6g}.",
+                conflict_rows(design, target, [j]),
+                ways_out=(
+                    "correct the target",
+                    "leave this constraint out: nobody enrolled can stand for those it is about",
+                    "merge the level with another that enrolled clients have",
+                ),
+            )
+        dropped[name] = f"constant, {value:.6g}, for all enrolled clients"
+    return dropped
+
+
+def _dependent_error(
+    design: BalanceDesign, relation: FloatArray, j: int, target: FloatArray, follows: float
+) -> InfeasibleError:
+    others = np.flatnonzero(np.abs(relation) > _RELATED)
+    why = (
+        f"{design.names[j]} follows from {_named(design, relation)} among the enrolled clients; "
+        f"their targets make it {follows:.6g}, not {float(target[j]):.6g}."
+    )
+    ways = ("correct the targets", "leave one of them out", "allow a tolerance with a slack")
+    return InfeasibleError(why, conflict_rows(design, target, [*others, j]), ways_out=ways)

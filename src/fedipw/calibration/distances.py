@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import numpy as np
 from scipy.special import expit
@@ -16,44 +18,82 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
 
 
-class Distance(Protocol):
-    """How far a weight may stand from its base, g = weight * N / base = F(u), and at what cost."""
+class Family(NamedTuple):
+    """One function F(u), by its kind and the ends of its range; compiled sums take it so."""
+
+    kind: int
+    low: float
+    high: float
 
     @property
-    def family(self) -> tuple[int, float, float]:
-        """The compiled family of F with its bounds."""
-        ...
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """The least and the largest ratio F can take."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """Whether the ends of the span can be reached, so that targets may lie on the border."""
-        ...
-
-    def start(self, ratio: float) -> float:
-        """Return u with F(u) = ratio."""
-        ...
+    def steep(self) -> float:
+        """A of (C5)."""
+        return (self.high - self.low) / ((1.0 - self.low) * (self.high - 1.0))
 
     def ratio(self, u: FloatArray) -> FloatArray:
         """Return F(u), (n,)."""
-        ...
+        _, low, high = self
+        if self.kind == EXPONENTIAL:
+            return np.exp(u)
+        if self.kind == CLIPPED:
+            return np.clip(1.0 + u, low, high)
+        prob: FloatArray = expit(self.steep * u + math.log((1.0 - low) / (high - 1.0)))
+        return low + (high - low) * prob
 
     def slope(self, ratio: FloatArray) -> FloatArray:
         """Return F' where F is this ratio, (n,)."""
-        ...
+        _, low, high = self
+        if self.kind == EXPONENTIAL:
+            return ratio
+        if self.kind == CLIPPED:
+            return ((ratio > low) & (ratio < high)).astype(np.float64)
+        out: FloatArray = (ratio - low) * (high - ratio) / ((1.0 - low) * (high - 1.0))
+        return out
 
+    def inverse(self, ratio: float) -> float:
+        """Return u with F(u) = ratio."""
+        _, low, high = self
+        if self.kind == EXPONENTIAL:
+            return math.log(ratio)
+        if self.kind == CLIPPED:
+            return ratio - 1.0
+        odds = (ratio - low) * (high - 1.0) / ((high - ratio) * (1.0 - low))
+        return math.log(odds) / self.steep
+
+
+UNBOUNDED = Family(CLIPPED, -math.inf, math.inf)  # F = 1 + u
+CONSTANT = Family(CLIPPED, 1.0, 1.0)  # F = 1
+
+
+class Distance(ABC):
+    """How far a weight may lie from its base, g = weight * N / base = F(u), and at what cost."""
+
+    # whether the ends of the range of F can be reached, so that targets may lie on the border
+    closed: ClassVar[bool]
+    nonnegative: ClassVar[bool] = True  # whether no weight can be negative
+    needs_size: ClassVar[bool] = False  # whether the population's size must be known
+
+    @property
+    @abstractmethod
+    def family(self) -> Family:
+        """F, with the least and the largest ratio it can take."""
+
+    @abstractmethod
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return the distance of each ratio from 1, (n,)."""
-        ...
+
+    def ratio(self, u: FloatArray) -> FloatArray:
+        """Return F(u), (n,)."""
+        return self.family.ratio(u)
+
+    def slope(self, ratio: FloatArray) -> FloatArray:
+        """Return F' where F is this ratio, (n,)."""
+        return self.family.slope(ratio)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Quadratic:
+class Quadratic(Distance):
     r"""Chi-square distance with bounds on the ratio, by default the sign alone.
 
     .. math:: \min \sum_i d_i \tfrac12 (g_i - 1)^2, \quad \text{low} \le g_i \le \text{high};
@@ -65,6 +105,7 @@ class Quadratic:
 
     low: float = 0.0
     high: float = math.inf
+    closed: ClassVar = True
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.low < self.high):
@@ -74,28 +115,9 @@ class Quadratic:
             )
 
     @property
-    def family(self) -> tuple[int, float, float]:
-        """The compiled family."""
-        return CLIPPED, self.low, self.high
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """The bounds."""
-        return self.low, self.high
-
-    closed = True
-
-    def start(self, ratio: float) -> float:
-        """Return ratio - 1."""
-        return ratio - 1.0
-
-    def ratio(self, u: FloatArray) -> FloatArray:
-        """Return 1 + u held in the bounds."""
-        return np.clip(1.0 + u, self.low, self.high)
-
-    def slope(self, ratio: FloatArray) -> FloatArray:
-        """Return 1 between the bounds and 0 at them."""
-        return ((ratio > self.low) & (ratio < self.high)).astype(np.float64)
+    def family(self) -> Family:
+        """1 + u held in the bounds."""
+        return Family(CLIPPED, self.low, self.high)
 
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return (g - 1)^2 / 2."""
@@ -104,7 +126,7 @@ class Quadratic:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Distance):
     r"""Chi-square distance without bounds: the GREG weights of survey sampling, in closed form.
 
     .. math:: \min \sum_i d_i \tfrac12 (g_i - 1)^2; \qquad F(u) = 1 + u \qquad (C3)
@@ -112,29 +134,13 @@ class Linear:
     Any target can be met; weights may be negative, and are reported when they are.
     """
 
-    @property
-    def family(self) -> tuple[int, float, float]:
-        """The compiled family."""
-        return CLIPPED, -math.inf, math.inf
+    closed: ClassVar = True
+    nonnegative: ClassVar = False
 
     @property
-    def span(self) -> tuple[float, float]:
-        """All numbers."""
-        return -math.inf, math.inf
-
-    closed = True
-
-    def start(self, ratio: float) -> float:
-        """Return ratio - 1."""
-        return ratio - 1.0
-
-    def ratio(self, u: FloatArray) -> FloatArray:
-        """Return 1 + u."""
-        return 1.0 + u
-
-    def slope(self, ratio: FloatArray) -> FloatArray:
-        """Return 1."""
-        return np.ones_like(ratio)
+    def family(self) -> Family:
+        """1 + u."""
+        return UNBOUNDED
 
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return (g - 1)^2 / 2."""
@@ -143,7 +149,7 @@ class Linear:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entropy:
+class Entropy(Distance):
     r"""Exponential tilting, also called raking or entropy balancing.
 
     .. math:: \min \sum_i d_i (g_i \log g_i - g_i + 1); \qquad F(u) = e^u \qquad (C4)
@@ -151,29 +157,12 @@ class Entropy:
     Weights are positive; the target must lie strictly inside the hull of the enrolled.
     """
 
-    @property
-    def family(self) -> tuple[int, float, float]:
-        """The compiled family."""
-        return EXPONENTIAL, 0.0, math.inf
+    closed: ClassVar = False
 
     @property
-    def span(self) -> tuple[float, float]:
-        """All positive numbers."""
-        return 0.0, math.inf
-
-    closed = False
-
-    def start(self, ratio: float) -> float:
-        """Return log ratio."""
-        return math.log(ratio)
-
-    def ratio(self, u: FloatArray) -> FloatArray:
-        """Return exp u."""
-        return np.exp(u)
-
-    def slope(self, ratio: FloatArray) -> FloatArray:
-        """Return the ratio."""
-        return ratio
+    def family(self) -> Family:
+        """The exponential function."""
+        return Family(EXPONENTIAL, 0.0, math.inf)
 
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return g log g - g + 1."""
@@ -185,7 +174,7 @@ class Entropy:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Logit:
+class Logit(Distance):
     r"""Deville and Särndal's bounded distance.
 
     .. math:: F(u) = \frac{L (U - 1) + U (1 - L) e^{Au}}{U - 1 + (1 - L) e^{Au}}, \qquad
@@ -196,6 +185,7 @@ class Logit:
 
     low: float
     high: float
+    closed: ClassVar = False
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.low < 1.0 < self.high < math.inf):
@@ -205,46 +195,17 @@ class Logit:
             )
 
     @property
-    def family(self) -> tuple[int, float, float]:
-        """The compiled family."""
-        return LOGISTIC, self.low, self.high
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """The bounds."""
-        return self.low, self.high
-
-    closed = False
-
-    def start(self, ratio: float) -> float:
-        """Return u with F(u) = ratio."""
-        low, high = self.low, self.high
-        steep = (high - low) / ((1.0 - low) * (high - 1.0))
-        odds = (ratio - low) * (high - 1.0) / ((high - ratio) * (1.0 - low))
-        return math.log(odds) / steep
-
-    def ratio(self, u: FloatArray) -> FloatArray:
-        """Return F(u)."""
-        low, high = self.low, self.high
-        steep = (high - low) / ((1.0 - low) * (high - 1.0))
-        prob: FloatArray = expit(steep * u + math.log((1.0 - low) / (high - 1.0)))
-        return low + (high - low) * prob
-
-    def slope(self, ratio: FloatArray) -> FloatArray:
-        """Return A (g - L)(U - g) / (U - L)."""
-        low, high = self.low, self.high
-        out: FloatArray = (ratio - low) * (high - ratio) / ((1.0 - low) * (high - 1.0))
-        return out
+    def family(self) -> Family:
+        """F of (C5)."""
+        return Family(LOGISTIC, self.low, self.high)
 
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return the integral of the inverse of F from 1."""
-        low, high = self.low, self.high
-        steep = (high - low) / ((1.0 - low) * (high - 1.0))
-        below, above = ratio - low, high - ratio
+        below, above = ratio - self.low, self.high - ratio
         with np.errstate(divide="ignore", invalid="ignore"):
-            down = np.where(below > 0.0, below * np.log(below / (1.0 - low)), 0.0)
-            up = np.where(above > 0.0, above * np.log(above / (high - 1.0)), 0.0)
-        out: FloatArray = (down + up) / steep
+            down = np.where(below > 0.0, below * np.log(below / (1.0 - self.low)), 0.0)
+            up = np.where(above > 0.0, above * np.log(above / (self.high - 1.0)), 0.0)
+        out: FloatArray = (down + up) / self.family.steep
         return out
 
 
@@ -262,6 +223,9 @@ class InverseLogit:
     no base weights and no bounds.
     """
 
+    nonnegative: ClassVar = True
+    needs_size: ClassVar = True
+
     def ratio(self, u: FloatArray) -> FloatArray:
         """Return 1 + exp u, with u = -lambda'b."""
         return 1.0 + np.exp(u)
@@ -275,3 +239,27 @@ class InverseLogit:
 def _half_square(ratio: FloatArray) -> FloatArray:
     out: FloatArray = 0.5 * (ratio - 1.0) ** 2
     return out
+
+
+def distance_named(name: str, bounds: tuple[float, float] | None = None) -> Distance | InverseLogit:
+    """Return a distance by its name, with bounds on the weight ratio where it takes them.
+
+    >>> distance_named("logit", (0.2, 5.0))
+    Logit(low=0.2, high=5.0)
+    """
+    if name == "quadratic":
+        return Quadratic() if bounds is None else Quadratic(*bounds)
+    if name == "logit":
+        if bounds is None:
+            raise InputError("The logit distance needs --bounds LOW,HIGH with LOW < 1 < HIGH.")
+        return Logit(*bounds)
+    plain: dict[str, Callable[[], Distance | InverseLogit]] = {
+        "entropy": Entropy,
+        "linear": Linear,
+        "inverse-logit": InverseLogit,
+    }
+    if name not in plain:
+        raise InputError(f"No distance {name!r}; there are quadratic, logit, {', '.join(plain)}.")
+    if bounds is not None:
+        raise InputError(f"The {name} distance takes no --bounds: use quadratic or logit.")
+    return plain[name]()

@@ -11,18 +11,37 @@ with :math:`\tilde x_i = ((b_i - \mu)/s, 1)`, :math:`\Phi' = F` and
 Columns are centred at the target, so that the gradient is the miss itself and loses no digits.
 :math:`\tau` is a box of tolerated misses and :math:`\rho` a ridge; both are zero for exact
 calibration.
+
+Multipliers alone cannot meet constraints to the last digits. With unit roundoff
+:math:`\epsilon/2 = 2^{-53}` the computed u is off by up to :math:`(q + 2)\,\tfrac\epsilon2 \sum_j
+|\lambda_j \tilde x_{ij}|`, and base weights spread over d decades ask for multipliers of up to
+:math:`10^d`; how much of that error shows depends on the order in which a processor adds. The last
+steps therefore correct the ratios themselves (iterative refinement): :math:`g_i \leftarrow g_i +
+F'(u_i)\, v'\tilde x_i`, with v from the Newton system at the misses of the present ratios. A
+correction's error is relative to the correction, not to u. What is left is the error of the sums:
+a weight :math:`p_i g_i`, its column :math:`(b - \mu)/s` and their product are n terms of at most
+five roundings each, added in n - 1 steps in any order, so that
+
+.. math:: \Big|\sum_i p_i g_i \tilde x_{ij} - \text{its computed value}\Big| \le
+   \gamma_{n+4} \sum_i |p_i g_i \tilde x_{ij}|, \qquad
+   \gamma_k = \frac{k \epsilon/2}{1 - k \epsilon/2}. \qquad (C12)
+
+Refinement goes on until computed misses are below this bound (or ``TOLERANCE``, where that is
+less), so that true ones are below twice the bound. It does not depend on the base weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
-from fedipw.calibration.design import BalanceDesign, DualSums, Frame
+from fedipw.calibration.design import BalanceDesign, DualSums, Tilt
+from fedipw.calibration.distances import CONSTANT, UNBOUNDED, Family
 from fedipw.numerics.dual import CLIPPED, l1_quadratic_step
 
 if TYPE_CHECKING:
@@ -36,6 +55,7 @@ _FAR = 1e13  # multipliers beyond this mean a dual without minimum
 _NULL = 1e-13  # eigenvalues of the Hessian below this share of the largest are zero
 _STALE = 3
 _EXPANSIONS = 24  # a damped step that helps is doubled this often at most
+_REFINEMENTS = 8  # each gains three digits or more at the worst condition, 1 / _NULL
 
 
 class Status(Enum):
@@ -57,25 +77,59 @@ class DualProblem:
     target: FloatArray  # mu, (q,)
     scale: FloatArray  # s, (q,)
     kept: BoolArray  # (q,) columns that are constrained
-    family: tuple[int, float, float]
+    family: Family
     total: float  # r
     box: FloatArray  # tau, (q,)
     ridge: FloatArray  # rho, (q,)
 
     def sums(self, point: FloatArray, ratio: FloatArray, *, hessian: bool) -> DualSums:
-        """Return value, gradient and Hessian of the smooth part of (C1)."""
-        frame = Frame(self.target, self.scale)
-        at = self.design.sums(self.base, frame, point, self.family, ratio, hessian=hessian)
-        gradient = at.gradient.copy()
-        gradient[-1] -= self.total
-        gradient[:-1] += self.ridge * point[:-1]
+        """Return value, gradient and Hessian of the smooth part of (C1); F(u) in ``ratio``."""
+        tilt = Tilt(self.family, self.target, self.scale, point)
+        at = self.design.sums(self.base, tilt, ratio, hessian=hessian)
         square = at.hessian
         if square is not None:
             square[np.arange(len(self.ridge)), np.arange(len(self.ridge))] += self.ridge
         smooth = at.value - self.total * point[-1]
         if self.ridge.any():
             smooth += 0.5 * float(self.ridge @ point[:-1] ** 2)
-        return at._replace(value=smooth, gradient=gradient, hessian=square)
+        gradient = self._gradient(at.gradient, point)
+        return replace(at, value=smooth, gradient=gradient, hessian=square)
+
+    def totals(self, ratio: FloatArray, room: FloatArray) -> FloatArray:
+        """Return sums of weights times standardised columns, and of weights, at ratios (n,)."""
+        weight = np.ascontiguousarray(np.broadcast_to(self.base * ratio, ratio.shape))
+        tilt = Tilt(CONSTANT, self.target, self.scale, np.zeros(len(self.target) + 1))
+        return self.design.sums(weight, tilt, room, hessian=False).gradient
+
+    def gradient_of(self, ratio: FloatArray, point: FloatArray, room: FloatArray) -> FloatArray:
+        """Return the gradient of the smooth part from given ratios (n,) in place of F(u)."""
+        return self._gradient(self.totals(ratio, room), point)
+
+    def _gradient(self, totals: FloatArray, point: FloatArray) -> FloatArray:
+        gradient = totals.copy()
+        gradient[-1] -= self.total
+        gradient[:-1] += self.ridge * point[:-1]
+        return gradient
+
+    def shifts(self, step: FloatArray, room: FloatArray) -> FloatArray:
+        """Return the change of u along a step of the multipliers, in ``room``, (n,)."""
+        tilt = Tilt(UNBOUNDED, self.target, self.scale, step)  # F = 1 + u
+        self.design.sums(self.base, tilt, room, hessian=False)
+        room -= 1.0
+        return room
+
+    def rounding(self, ratio: FloatArray) -> FloatArray:
+        """Return (C12), misses that may be all rounding of the sums over rows, (q + 1,).
+
+        No column is larger than at the ends of its range, and weights that cannot be negative add
+        up to the total.
+        """
+        moments = self.design.moments
+        below, above = self.target - moments.least, moments.largest - self.target
+        size = self.total if self.family[1] >= 0.0 else float((self.base * np.abs(ratio)).sum())
+        steps = 0.5 * float(np.finfo(np.float64).eps) * (self.design.rows + 4)
+        ends = np.maximum(np.abs(below), np.abs(above)) / self.scale
+        return steps / (1.0 - steps) * size * np.append(ends, 1.0)
 
     def value(self, at: DualSums, point: FloatArray) -> float:
         """Return (C1)."""
@@ -92,7 +146,7 @@ class DualProblem:
         """Return whether these multipliers prove that no weights of one sign meet the target.
 
         Where ratios have no upper bound the constraints ask for a mean of the x of 0 within the
-        box, and every row has lambda'x < -tau'|lambda|.
+        box, and every row has ``lambda'x < -tau'|lambda|``.
         """
         _, low, high = self.family
         size = float(np.abs(point[:-1]).sum())
@@ -104,15 +158,14 @@ class DualProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DualResult:
-    """Where the iteration stopped; ``ratio`` belongs to ``point``."""
+    """Where the iteration stopped; ``ratio`` belongs to ``point``, more exactly than F(u) does."""
 
     point: FloatArray  # lambda, (q + 1,)
     ratio: FloatArray  # g, (n,)
     gradient: FloatArray  # (q + 1,) of the smooth part
-    residual: float  # largest subgradient over the total
-    remaining: float  # the larger of that and the step still to come, in units of u
+    # the larger of the largest subgradient over the total and the step still to come, in units of u
+    remaining: float
     iterations: int
-    passes: tuple[int, int]  # over the data: with Hessian, without
     status: Status
 
 
@@ -158,16 +211,15 @@ def dual_minimum(
             continue
         status = Status.CONVERGED if run.settled(newton) else Status.STALLED
         break
+    if status is Status.CONVERGED:
+        run.refine()
     coming = np.sqrt(max(newton.decrement, 0.0) / newton.size)
-    residual = run.norm / problem.total
     return DualResult(
         point=run.point,
         ratio=run.ratio,
         gradient=run.at.gradient,
-        residual=residual,
-        remaining=max(residual, float(coming)),
+        remaining=max(run.norm / problem.total, float(coming)),
         iterations=iterations,
-        passes=(run.full, run.light),
         status=status,
     )
 
@@ -178,12 +230,10 @@ class _Run:
     def __init__(self, problem: DualProblem, start: FloatArray) -> None:
         self.problem, self.point = problem, start.copy()
         self.ratio, self._room = np.empty((2, problem.design.rows))
-        self.full, self.light = 0, 0  # passes over the data, with Hessian and without
         exact = not np.isfinite(problem.family[1:]).any()  # quadratic: one Hessian serves for ever
         self._contraction = 0.0 if exact else 1.0
         self._stale = 0  # steps in a row that left a gradient of rounding as it was
-        self.at = self._sums(self.point, self.ratio, hessian=True)
-        self.hessian, self._fresh = self._given(self.at), True
+        self._evaluate()
         self.norm = self._norm(self.at, self.point)
 
     def lost(self) -> Status | None:
@@ -219,7 +269,7 @@ class _Run:
         for halvings in range(4 if near else 50):
             trial = self.point + 0.5**halvings * newton.step
             hessian = self._contraction > _CHORD and halvings == 0 and not newton.damped
-            at = self._sums(trial, self._room, hessian=hessian)
+            at = self.problem.sums(trial, self._room, hessian=hessian)
             if not np.isfinite(at.value) or not np.isfinite(at.gradient).all():
                 continue
             norm = self._norm(at, trial)
@@ -240,7 +290,7 @@ class _Run:
             trial = self.point + 2.0**doublings * step
             if not np.abs(trial).max() < _FAR:
                 return
-            at = self._sums(trial, self._room, hessian=False)
+            at = self.problem.sums(trial, self._room, hessian=False)
             lower = self.problem.value(at, trial) < self.problem.value(self.at, self.point)
             if not (np.isfinite(at.gradient).all() and lower):
                 return
@@ -250,9 +300,43 @@ class _Run:
         """Take the Hessian at the present point, unless it is in use."""
         if self._fresh:
             return False
-        self.at = self._sums(self.point, self.ratio, hessian=True)
-        self.hessian, self._fresh, self._contraction = self._given(self.at), True, 1.0
+        self._evaluate()
+        self._contraction = 1.0
         return True
+
+    def _evaluate(self) -> None:
+        self.at = self.problem.sums(self.point, self.ratio, hessian=True)
+        assert self.at.hessian is not None
+        self.hessian, self._fresh = self.at.hessian, True
+
+    def refine(self) -> None:
+        """Correct the ratios until their misses are the rounding of sums, or no longer halve."""
+        problem, (_, low, high) = self.problem, self.problem.family
+        held = (problem.box == 0.0) | (self.point[:-1] != 0.0)
+        active = np.append(problem.kept & held, True)
+        goal = np.minimum(problem.rounding(self.ratio), TOLERANCE * problem.total)[active]
+        left = problem.residual(self.at.gradient, self.point)[active]
+        worst = float((np.abs(left) / goal).max())
+        if worst <= 1.0:
+            return
+        solve = _pseudo_inverse(self.hessian[np.ix_(active, active)])
+        for _ in range(_REFINEMENTS):
+            step = np.zeros(len(self.point))
+            step[active] = -solve(left)
+            moved = problem.shifts(step, self._room)
+            moved *= problem.family.slope(self.ratio)
+            moved += self.ratio
+            ratio, point = np.clip(moved, low, high), self.point + step
+            gradient = problem.gradient_of(ratio, point, self._room)
+            left = problem.residual(gradient, point)[active]
+            before, worst = worst, float((np.abs(left) / goal).max())
+            if not worst < 0.5 * before:
+                return
+            self.point, self.ratio = point, ratio
+            self.at = replace(self.at, gradient=gradient)
+            self.norm = self._norm(self.at, point)
+            if worst <= 1.0:
+                return
 
     def _take(self, point: FloatArray, at: DualSums, norm: float, *, chord: bool = False) -> None:
         self.point, self.at = point, at
@@ -266,16 +350,21 @@ class _Run:
         elif self._contraction > _CHORD and norm > TOLERANCE * self.problem.total and not chord:
             self.refreshed()
 
-    def _sums(self, point: FloatArray, ratio: FloatArray, *, hessian: bool) -> DualSums:
-        self.full, self.light = self.full + hessian, self.light + (not hessian)
-        return self.problem.sums(point, ratio, hessian=hessian)
-
     def _norm(self, at: DualSums, point: FloatArray) -> float:
         return float(np.abs(self.problem.residual(at.gradient, point)).max())
 
-    def _given(self, at: DualSums) -> FloatArray:
-        assert at.hessian is not None
-        return at.hessian
+
+def _pseudo_inverse(square: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """Return what solves with a Hessian, without steps along directions in which it vanishes."""
+    values, vectors = eigh(square)
+    inverse = np.where(_vanishing(values), 0.0, 1.0 / np.maximum(values, 1e-300))
+    return lambda right: vectors @ (inverse * (vectors.T @ right))
+
+
+def _vanishing(values: FloatArray) -> BoolArray:
+    """Return which eigenvalues of a Hessian, ascending, are zero but for rounding."""
+    null: BoolArray = values <= max(_NULL * float(values[-1]), 1e-24)
+    return null
 
 
 def _step(problem: DualProblem, at: DualSums, hessian: FloatArray, point: FloatArray) -> _Step:
@@ -288,7 +377,7 @@ def _step(problem: DualProblem, at: DualSums, hessian: FloatArray, point: FloatA
     H, g, lam = hessian[np.ix_(used, used)], at.gradient[used], point[used]
     values, vectors = eigh(H)
     size = max(1.0, float(lam @ H @ lam)) if problem.family[0] == CLIPPED else 1.0
-    null = values <= max(_NULL * float(values[-1]), 1e-24)
+    null = _vanishing(values)
     left = problem.residual(at.gradient, point)[used]
     damped = bool(np.abs(vectors[:, null].T @ left).max(initial=0.0) > 1e-14 * problem.total)
     damping = max(float(values[-1]), 1e-3) * min(1e-2, max(1e-12, float(np.abs(left).max())))

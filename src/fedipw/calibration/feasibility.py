@@ -1,4 +1,4 @@
-r"""Whether any weights meet the targets: a linear programme with few columns at a time.
+r"""Whether any weights meet the targets; if none do, the constraints in conflict and ways out.
 
 What weights with ratios in [low, high] and total r can reach is a convex set Y of means. The
 programme
@@ -13,65 +13,32 @@ one pass over the rows finds the point of Y farthest along them, until none help
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import linprog
 
-from fedipw.calibration.design import BalanceDesign, Frame, scores
-from fedipw.errors import NotConvergedError
+from fedipw.calibration.design import conflict_rows
+from fedipw.calibration.dual import TOLERANCE, DualProblem, DualResult, Status
+from fedipw.errors import InfeasibleError, NotConvergedError
 
 if TYPE_CHECKING:
+    from fedipw.calibration.distances import Distance
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
 
 FEASIBLE = 1e-9  # standard deviations below which a miss is rounding
+VIOLATION = 1e-8  # standard deviations a solved constraint may be off at most
+ADVICE = (
+    "The targets can be met, but hardly: they lie close to the border of what can be, or base "
+    "weights or columns are very uneven. Allow a (wider) slack, coarsen the constraints, or even "
+    "out the base weights."
+)
 _WHOLE = 600_000  # rows times columns up to which one programme holds them all
 _MAX_POINTS = 400
 _MANY_ROWS = 50_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reach:
-    """What weights can reach: rows, base shares, and the span of ratios for a total."""
-
-    design: BalanceDesign
-    base: FloatArray  # p, (n,) or (1,)
-    target: FloatArray  # (q,)
-    scale: FloatArray  # (q,)
-    span: tuple[float, float]
-    total: float
-
-    def farthest(self, direction: FloatArray) -> FloatArray:
-        """Return the standardised mean reachable farthest along a direction, (q,).
-
-        Every row keeps the least ratio; what is left of the total goes to the rows with the
-        highest scores, each up to its largest ratio.
-        """
-        room = np.empty(self.design.rows)
-        score = scores(self.design, direction / self.scale, room)
-        low, high = self.span
-        rest = self.total - low
-        if not np.isfinite(high):
-            best = self._standard(self.design.row(int(np.argmax(score))))
-            if low == 0.0:
-                return best
-            return (low * self._mean(np.ones(1)) + rest * best) / self.total
-        share = _filled(score, self.base * (high - low), rest)
-        return self._mean(low + (high - low) * share) / self.total
-
-    def _standard(self, row: FloatArray) -> FloatArray:
-        out: FloatArray = (row - self.target) / self.scale
-        return out
-
-    def _mean(self, ratio: FloatArray) -> FloatArray:
-        """Return the sum over rows of base times ratio times standardised columns, (q,)."""
-        weight = np.ascontiguousarray(np.broadcast_to(self.base * ratio, (self.design.rows,)))
-        family = (0, 1.0, 1.0)  # F = 1, so that the gradient is the weighted sum
-        point, room = np.zeros(len(self.target) + 1), np.empty(self.design.rows)
-        frame = Frame(self.target, self.scale)
-        sums = self.design.sums(weight, frame, point, family, room, hessian=False)
-        return sums.gradient[:-1]
+_PROBE = 1e-7  # a target this much farther out, in shifts, decides whether it lies on the border
+_TINY = 1e-12  # a ratio this near to an end of its span is looked at: border targets make it so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +49,27 @@ class Nearest:
     bound: float  # proven: no reachable mean comes closer than this
     point: FloatArray  # (q,), standardised around the target
     multipliers: FloatArray  # (q,), absolute values sum to at most 1
+
+
+def farthest(problem: DualProblem, direction: FloatArray) -> FloatArray:
+    """Return the standardised mean that weights can reach farthest along a direction, (q,).
+
+    Every row keeps the least ratio; what is left of the total goes to the rows with the highest
+    scores, each up to its largest ratio.
+    """
+    design, (_, low, high) = problem.design, problem.family
+    room = np.empty(design.rows)
+    score = problem.shifts(np.append(direction, 0.0), room)
+    rest = problem.total - low
+    if np.isfinite(high):
+        share = _filled(score, problem.base * (high - low), rest)
+        return problem.totals(low + (high - low) * share, room)[:-1] / problem.total
+    row = design.take(np.array([np.argmax(score)])).dense()[0]
+    best: FloatArray = (row - problem.target) / problem.scale
+    if low == 0.0:
+        return best
+    enrolled = problem.totals(np.ones(design.rows), room)[:-1]
+    return (low * enrolled + rest * best) / problem.total
 
 
 def _filled(score: FloatArray, room: FloatArray, rest: float) -> FloatArray:
@@ -103,31 +91,35 @@ def _filled(score: FloatArray, room: FloatArray, rest: float) -> FloatArray:
     return share
 
 
-def nearest_reachable(reach: Reach, columns: BoolArray, *, decide: float | None = None) -> Nearest:
+def nearest_reachable(
+    problem: DualProblem, columns: BoolArray, *, decide: float | None = None
+) -> Nearest:
     """Solve (C9) over some of the columns, (q,).
 
     With ``decide`` it stops as soon as the optimum is proved to lie above or below that miss.
     Otherwise to seven digits, or three with many rows.
     """
     used = np.flatnonzero(columns)
-    if reach.design.rows * len(used) <= _WHOLE:
-        return _whole_programme(reach, used)
-    points = [reach.farthest(sign * np.eye(len(columns))[j]) for j in used for sign in (1.0, -1.0)]
+    if problem.design.rows * len(used) <= _WHOLE:
+        return _whole_programme(problem, used)
+    points = [
+        farthest(problem, sign * np.eye(len(columns))[j]) for j in used for sign in (1.0, -1.0)
+    ]
     bound, multipliers = 0.0, np.zeros(len(columns))
-    digits = 1e-7 if reach.design.rows < _MANY_ROWS else 1e-3
+    digits = 1e-7 if problem.design.rows < _MANY_ROWS else 1e-3
     for _ in range(_MAX_POINTS):
         miss, point, lam = _nearest_of(np.array(points)[:, used])
         direction = np.zeros(len(columns))
         direction[used] = lam
-        farthest = reach.farthest(direction)
-        proven = -float(direction @ farthest)
+        outermost = farthest(problem, direction)
+        proven = -float(direction @ outermost)
         if proven > bound:
             bound, multipliers = proven, direction
         level = 0.0 if decide is None else decide
         known = miss <= level + FEASIBLE or (decide is not None and bound > level + FEASIBLE)
         if known or miss - bound <= max(FEASIBLE, digits * miss):
             break
-        points.append(farthest)
+        points.append(outermost)
     if bound <= FEASIBLE < miss:
         raise NotConvergedError(_MAX_POINTS, miss - bound, FEASIBLE)
     whole = np.zeros(len(columns))
@@ -135,17 +127,17 @@ def nearest_reachable(reach: Reach, columns: BoolArray, *, decide: float | None 
     return Nearest(miss=miss, bound=bound, point=whole, multipliers=multipliers)
 
 
-def _whole_programme(reach: Reach, used: IntArray) -> Nearest:
+def _whole_programme(problem: DualProblem, used: IntArray) -> Nearest:
     """Solve (C9) in one programme over the weight of every row."""
-    design, (low, high) = reach.design, reach.span
-    n, q = design.rows, len(reach.target)
-    share = np.broadcast_to(reach.base, (n,)) / reach.total
-    x = ((design.dense() - reach.target) / reach.scale)[:, used].T
+    design, (_, low, high) = problem.design, problem.family
+    n, q = design.rows, len(problem.target)
+    share = np.broadcast_to(problem.base, (n,)) / problem.total
+    x = ((design.dense() - problem.target) / problem.scale)[:, used].T
     limits = np.column_stack([np.append(low * share, 0.0), np.append(high * share, np.inf)])
     miss, mass, multipliers = _programme(x, limits)
     direction, whole = np.zeros(q), np.zeros(q)
     direction[used], whole[used] = multipliers, x @ mass
-    proven = -float(direction @ reach.farthest(direction))
+    proven = -float(direction @ farthest(problem, direction))
     return Nearest(miss=miss, bound=max(0.0, proven), point=whole, multipliers=direction)
 
 
@@ -177,17 +169,19 @@ def _programme(x: FloatArray, limits: FloatArray) -> tuple[float, FloatArray, Fl
     return float(solution[-1]), solution[:-1], marginal[:q] - marginal[q:]
 
 
-def conflict(reach: Reach, nearest: Nearest, columns: BoolArray, width: float = 0.0) -> BoolArray:
+def conflict(
+    problem: DualProblem, nearest: Nearest, columns: BoolArray, width: float = 0.0
+) -> BoolArray:
     """Return columns whose targets cannot be met, (q,): each alone, or else a minimal set together.
 
     Targets may be missed by ``width``. Columns out of reach on their own are all named. If there
     are none, the columns of the proof are left out in turn, the last first, as long as the rest is
-    still out of reach.
+    still out of problem.
     """
     allowed = width + FEASIBLE
     alone = np.zeros(len(columns), dtype=np.bool_)
     for j in np.flatnonzero(columns):
-        ends = [float(reach.farthest(sign * np.eye(len(columns))[j])[j]) for sign in (-1.0, 1.0)]
+        ends = [float(farthest(problem, sign * np.eye(len(columns))[j])[j]) for sign in (-1.0, 1.0)]
         alone[j] = ends[0] > allowed or ends[1] < -allowed
     if alone.any():
         return alone
@@ -195,6 +189,67 @@ def conflict(reach: Reach, nearest: Nearest, columns: BoolArray, width: float = 
     for j in reversed(np.flatnonzero(blamed)):
         rest = blamed.copy()
         rest[j] = False
-        if rest.any() and nearest_reachable(reach, rest, decide=width).bound > allowed:
+        if rest.any() and nearest_reachable(problem, rest, decide=width).bound > allowed:
             blamed = rest
     return blamed
+
+
+def at_the_border(problem: DualProblem, found: DualResult, distance: Distance) -> bool:
+    """Return whether ratios run to an end of the span that the distance can only approach."""
+    if distance.closed:
+        return False
+    _, low, high = problem.family
+    return bool(found.ratio.min() - low < _TINY or high - found.ratio.max() < _TINY)
+
+
+def explain(problem: DualProblem, distance: Distance, found: DualResult) -> None:
+    """Raise what stands in the way of a solution, if anything does."""
+    if not problem.ridge.any() and np.isfinite(problem.family.low):
+        width = float(problem.box.max(initial=0.0)) / problem.total
+        nearest = nearest_reachable(problem, problem.design.moments.varies)
+        if nearest.bound > width + FEASIBLE:
+            proof = nearest_reachable(problem, problem.kept, decide=width)
+            blamed = conflict(problem, proof, problem.kept, width)
+            raise infeasible(problem, distance, blamed, nearest)
+        if not distance.closed and width == 0.0:
+            away = _PROBE * (problem.target - problem.design.moments.mean)
+            beyond = replace(problem, target=problem.target + away)
+            outer = nearest_reachable(beyond, problem.kept)
+            if outer.bound > FEASIBLE:
+                raise _border(problem, conflict(beyond, outer, problem.kept))
+    if found.status is not Status.CONVERGED:
+        raise NotConvergedError(found.iterations, found.remaining, TOLERANCE, ADVICE)
+
+
+def infeasible(
+    problem: DualProblem, distance: Distance, blamed: BoolArray, known: Nearest | None = None
+) -> InfeasibleError:
+    """Return the error that names the constraints to blame and the nearest that can be met."""
+    columns = problem.design.moments.varies  # those that follow from others too
+    nearest = nearest_reachable(problem, columns) if known is None else known
+    values = problem.target + problem.scale * nearest.point
+    names = problem.design.names
+    _, low, high = distance.family
+    bounds = f" with ratios between {low:g} and {high:g}" if (low, high) != (0.0, np.inf) else ""
+    return InfeasibleError(
+        f"No weights{bounds} on the {problem.design.rows} enrolled clients meet the targets.",
+        conflict_rows(problem.design, problem.target, np.flatnonzero(blamed)),
+        nearest={names[j]: float(values[j]) for j in np.flatnonzero(columns)},
+        least_slack=nearest.miss,
+        ways_out=(
+            "correct the targets",
+            "leave a constraint out or coarsen it",
+            *(("widen the bounds",) if bounds else ()),
+            f"allow a tolerance with a slack above {nearest.miss:.4g}",
+        ),
+    )
+
+
+def _border(problem: DualProblem, blamed: BoolArray) -> InfeasibleError:
+    why = (
+        "The targets lie on the border of what enrolled clients span: they can be met only with "
+        "weight ratios at the ends of their range, which this distance never reaches."
+    )
+    ways = ("use the quadratic distance", "correct the targets", "allow a tolerance with a slack")
+    rows = conflict_rows(problem.design, problem.target, np.flatnonzero(blamed))
+    return InfeasibleError(why, rows, ways_out=ways)

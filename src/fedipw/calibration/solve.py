@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from fedipw.calibration.design import BalanceDesign, design_of
-from fedipw.calibration.distances import Distance, Entropy, InverseLogit, Quadratic
-from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
-from fedipw.calibration.failure import ADVICE, VIOLATION, at_the_border, explain, infeasible
-from fedipw.calibration.noise import trusted_target
-from fedipw.calibration.rank import (
+from fedipw.calibration.design import (
     SUBSAMPLE,
+    BalanceDesign,
+    design_of,
+    gram,
     independence,
     subsample,
     variation,
 )
-from fedipw.calibration.result import Box, Calibration, Ridge, Slack
+from fedipw.calibration.distances import Distance, Entropy, Family, InverseLogit, Quadratic
+from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
+from fedipw.calibration.feasibility import ADVICE, VIOLATION, at_the_border, explain, infeasible
 from fedipw.errors import InfeasibleError, InputError, NotConvergedError
 from fedipw.numerics.checks import check_positive, some
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
@@ -29,7 +29,101 @@ if TYPE_CHECKING:
 
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
 
+TYPICAL_SHIFT = 0.55  # of population means from the enrolled clients', in standard deviations
 RARE = 0.05  # share of enrolled clients below which a level is named
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Box:
+    r"""Soft calibration: :math:`|\sum_i q_i b_{ij} - \mu_j| \le \text{width}\; sd(b_j)` (C7)."""
+
+    width: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.width) and self.width >= 0.0):
+            raise InputError(f"A slack must be 0 or more, not {self.width!r}.")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ridge:
+    r"""Soft calibration: misses cost instead of being forbidden.
+
+    .. math:: \min \frac1n \sum_i \phi(g_i) + \frac{1}{2\,\text{penalty}}
+       \sum_j \left(\frac{\sum_i q_i b_{ij} - \mu_j}{sd(b_j)}\right)^2 \qquad (C8)
+
+    A small penalty parameter is near exact calibration, a large one near the base weights.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.penalty, "penalty")
+
+
+Slack = Box | Ridge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """Calibrated weights and everything needed to judge them."""
+
+    weights: FloatArray  # q, (n,), sum to 1
+    ratio: FloatArray  # weight * N / base, (n,)
+    population_size: float  # N
+    names: tuple[str, ...]
+    given: FloatArray  # targets as given, (q,)
+    target: FloatArray  # what was aimed at, (q,): drawn to the enrolled where errors were given
+    achieved: FloatArray  # weighted means, (q,)
+    deviation: FloatArray  # standard deviations of the columns, (q,)
+    multipliers: FloatArray  # lambda in units of b, the constant last, (q + 1,)
+    iterations: int
+    status: Status
+    dropped: dict[str, str]  # columns that say nothing new, with the reason
+    rare: dict[str, float]  # indicators of few enrolled clients, with their share
+    slack: Slack | None
+    rule: Distance | InverseLogit
+    share: FloatArray  # of base weight, (n,) or (1,) where all are alike
+
+    @property
+    def distance(self) -> float:
+        """Base-weighted mean of the cost of the ratios: how far the weights had to go."""
+        if isinstance(self.rule, InverseLogit):
+            cost = Entropy().cost(self.ratio - 1.0)
+        else:
+            cost = self.rule.cost(self.ratio)
+        return float(self.share @ cost if len(self.share) > 1 else cost.mean())
+
+    def weights_at(self, balance: FloatArray) -> FloatArray:
+        """Return the weight a client with these columns (m, q) and base weight 1 would have, (m,).
+
+        For the enrolled themselves, without base weights, it is their weight.
+        """
+        u = balance @ self.multipliers[:-1] + self.multipliers[-1]
+        return self.rule.ratio(u) / self.population_size
+
+    @property
+    def violation(self) -> FloatArray:
+        """Miss of each constraint in standard deviations, (q,); 0 for a constant column."""
+        scale = np.where(self.deviation > 0.0, self.deviation, np.inf)
+        miss: FloatArray = np.abs(self.achieved - self.target) / scale
+        return miss
+
+    @property
+    def largest_violation(self) -> float:
+        """The largest miss, in standard deviations."""
+        return float(self.violation.max(initial=0.0))
+
+    @property
+    def negative(self) -> int:
+        """Number of negative weights (the linear distance only)."""
+        return int((self.weights < 0.0).sum())
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Kish's effective number of enrolled clients (W10)."""
+        return float(self.weights.sum() ** 2 / (self.weights**2).sum())
 
 
 def calibrated(
@@ -87,7 +181,7 @@ def calibrated(
     design = design_of(balance, names)
     wanted = _checked_target(design, target)
     rule = Quadratic() if distance is None else distance
-    if not hasattr(rule, "ratio"):
+    if not isinstance(rule, Distance | InverseLogit):
         raise InputError(f"distance must be one such as Entropy(), not {rule!r}.")
     if slack is not None and not isinstance(slack, Box | Ridge):
         raise InputError(f"slack must be Box(width) or Ridge(penalty), not {slack!r}.")
@@ -107,20 +201,60 @@ def calibrated(
     else:
         total = size if population_size is None else population_size
         check_positive(total, "population_size")
-        result = _solved(_Task(used, aim, share, rule, size), total, slack)
+        result = _solved(_Task(used, aim, share, rule, size, total, slack))
     result = replace(result, given=wanted)
     return result if used is design else _spread(result, positive, design.rows)
 
 
+def trusted_target(
+    design: BalanceDesign, base: FloatArray, target: FloatArray, se: ArrayLike
+) -> FloatArray:
+    r"""Return targets drawn towards the enrolled means as far as their errors ask for, (q,).
+
+    .. math:: \tilde\mu = m + S\, \kappa^2 R\, (\kappa^2 R + T)^{-1} S^{-1} (\hat\mu - m),
+       \qquad T = \text{diag}(se_j^2 / s_j^2) \qquad (C10)
+
+    m, S = diag(s) and R are the enrolled clients' means, standard deviations and correlations. This
+    is the best linear guess of the population means when their shifts from the enrolled have
+    standard deviation :math:`\kappa` (0.55 standard deviations of the column) and correlate as the
+    columns do. A target without error is believed, if the others do not contradict it; one with a
+    large error moves the weights little. For uncorrelated columns the shift shrinks by
+    :math:`\kappa^2/(\kappa^2 + se_j^2/s_j^2)`.
+    """
+    errors = np.array(se, dtype=np.float64)
+    if errors.shape != target.shape or not np.isfinite(errors).all() or (errors < 0.0).any():
+        raise InputError("Standard errors must be finite, 0 or more, and one per target.")
+    moments = design.moments
+    varies = moments.varies
+    scale = np.where(varies, moments.deviation, 1.0)
+    square = gram(design, base, moments.mean, scale)
+    centre = square[-1, :-1] / square[-1, -1]
+    covariance = square[:-1, :-1] / square[-1, -1] - np.outer(centre, centre)
+    prior = TYPICAL_SHIFT**2 * np.where(np.outer(varies, varies), covariance, 0.0)
+    enrolled = moments.mean + scale * centre
+    shift = np.where(varies, (target - enrolled) / scale, 0.0)
+    whole = prior + np.diag(errors**2 / scale**2)
+    believed = prior @ np.linalg.lstsq(whole, shift, rcond=1e-12)[0]
+    out: FloatArray = np.where(errors.any(), enrolled + scale * believed, target)
+    return np.where(varies, out, target)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
-    """Rows with a base weight, what they must average to, and the distance to stay near."""
+    """Rows with a base weight, what they must average to, and how."""
 
     design: BalanceDesign
     target: FloatArray  # (q,)
     share: FloatArray  # of base weight, (n,) or (1,)
     distance: Distance
     base_size: float  # sum of the base weights
+    population_size: float
+    slack: Slack | None
+
+    @property
+    def total(self) -> float:
+        """What the ratios average to."""
+        return self.population_size / self.base_size
 
 
 def _spread(part: Calibration, rows: IntArray, size: int) -> Calibration:
@@ -130,39 +264,37 @@ def _spread(part: Calibration, rows: IntArray, size: int) -> Calibration:
     return replace(part, weights=weights, ratio=ratio, share=share)
 
 
-def _solved(task: _Task, population_size: float, slack: Slack | None) -> Calibration:
+def _solved(task: _Task) -> Calibration:
     design, target, distance = task.design, task.target, task.distance
-    total = population_size / task.base_size
-    _check_total(distance, population_size, total)
-    chosen = independence(design, target) if slack is None else variation(design, target)
-    problem = _problem(task, total, chosen.kept, slack)
-    if np.isfinite(distance.span[0]):
-        outside = _outside(design, target, slack)
+    _check_total(task)
+    chosen = independence(design, target) if task.slack is None else variation(design, target)
+    problem = _problem(task, chosen.kept)
+    if np.isfinite(distance.family.low):
+        outside = _outside(task)
         if outside.any():
             raise infeasible(problem, distance, outside)
     zero = np.zeros(len(target) + 1)
-    zero[-1] = distance.start(problem.total)
+    zero[-1] = distance.family.inverse(problem.total)
     miss = problem.total * np.abs((design.moments.mean - target) / problem.scale).max()
     found = dual_minimum(problem, _start(problem, zero), fallback=(zero, 1.01 * float(miss)))
     if found.status is not Status.CONVERGED or at_the_border(problem, found, distance):
         explain(problem, distance, found)
-    result = _result(problem, distance, found, total)
-    result = replace(result, dropped=chosen.dropped, population_size=population_size, slack=slack)
-    if slack is None and result.violation[chosen.kept].max(initial=0.0) > VIOLATION:
+    result = _result(task, problem, found, chosen.dropped)
+    if task.slack is None and result.violation[chosen.kept].max(initial=0.0) > VIOLATION:
         raise NotConvergedError(found.iterations, result.largest_violation, VIOLATION, ADVICE)
     return result
 
 
-def _problem(task: _Task, total: float, kept: BoolArray, slack: Slack | None) -> DualProblem:
+def _problem(task: _Task, kept: BoolArray) -> DualProblem:
     """Return the dual problem, in ratios over the total where the distance allows it.
 
     Quadratic, linear and entropy distances have the same minimiser whatever the scale of the base
     weights, if bounds are scaled along; the logit distance is tied to ratios near 1.
     """
     kind, low, high = task.distance.family
+    total, slack = task.total, task.slack
     unit = 1.0 if kind == LOGISTIC else total
     moments, q = task.design.moments, len(task.target)
-    varies = moments.least < moments.largest
     ridge = np.zeros(q)
     if isinstance(slack, Ridge):
         ridge[:] = slack.penalty * (total if kind == EXPONENTIAL else total**2)
@@ -171,30 +303,30 @@ def _problem(task: _Task, total: float, kept: BoolArray, slack: Slack | None) ->
         design=task.design,
         base=task.share,
         target=task.target,
-        scale=np.where(varies, moments.deviation, 1.0),
+        scale=np.where(moments.varies, moments.deviation, 1.0),
         kept=kept,
-        family=(kind, low / unit, high / unit),
+        family=Family(kind, low / unit, high / unit),
         total=total / unit,
         box=np.full(q, width * total / unit),
         ridge=ridge,
     )
 
 
-def _check_total(distance: Distance, size: float, total: float) -> None:
-    low, high = distance.span
-    if low < total < high or (distance.closed and low <= total <= high):
+def _check_total(task: _Task) -> None:
+    total, (_, low, high) = task.total, task.distance.family
+    if low < total < high or (task.distance.closed and low <= total <= high):
         return
     raise InfeasibleError(
-        f"Weights must sum to {size:.6g}, {total:.6g} times the base weights, and the bounds on "
-        f"their ratio are {low:g} to {high:g}.",
+        f"Weights must sum to {task.population_size:.6g}, {total:.6g} times the base weights, and "
+        f"the bounds on their ratio are {low:g} to {high:g}.",
         (("total over base", total, low, high),),
         ways_out=("correct the population size or the base weights", "widen the bounds"),
     )
 
 
-def _outside(design: BalanceDesign, target: FloatArray, slack: Slack | None) -> BoolArray:
+def _outside(task: _Task) -> BoolArray:
     """Return columns whose target lies outside what enrolled clients span, (q,)."""
-    moments = design.moments
+    moments, target, slack = task.design.moments, task.target, task.slack
     if isinstance(slack, Ridge):
         return np.zeros(len(target), dtype=np.bool_)
     give = slack.width * moments.deviation if isinstance(slack, Box) else 0.0
@@ -202,8 +334,7 @@ def _outside(design: BalanceDesign, target: FloatArray, slack: Slack | None) -> 
     beyond: BoolArray = (target + give < moments.least - rounding) | (
         target - give > moments.largest + rounding
     )
-    varies: BoolArray = moments.least < moments.largest
-    return beyond & varies
+    return beyond & moments.varies
 
 
 def _start(problem: DualProblem, zero: FloatArray) -> FloatArray:
@@ -219,21 +350,21 @@ def _start(problem: DualProblem, zero: FloatArray) -> FloatArray:
 
 
 def _result(
-    problem: DualProblem, distance: Distance, found: DualResult, total: float
+    task: _Task, problem: DualProblem, found: DualResult, dropped: dict[str, str]
 ) -> Calibration:
-    unit = total / problem.total
+    total, unit = task.total, task.total / problem.total
     ratio = found.ratio if unit == 1.0 else found.ratio * unit
     centred = (found.gradient[:-1] - problem.ridge * found.point[:-1]) / problem.total
     lam = np.where(problem.kept, found.point[:-1] / problem.scale, 0.0)
     constant = found.point[-1] - float(lam @ problem.target)
     if problem.family[0] == EXPONENTIAL:
-        constant += np.log(total / problem.total)
+        constant += np.log(unit)
     elif problem.family[0] == CLIPPED:
         lam, constant = total * lam, total - 1.0 + total * constant
     return Calibration(
         weights=found.ratio * (problem.base / problem.total),
         ratio=ratio,
-        population_size=total,
+        population_size=task.population_size,
         names=problem.design.names,
         given=problem.target,
         target=problem.target,
@@ -242,10 +373,10 @@ def _result(
         multipliers=np.append(lam, constant),
         iterations=found.iterations,
         status=found.status,
-        dropped={},
+        dropped=dropped,
         rare=_rare(problem.design),
-        slack=None,
-        rule=distance,
+        slack=task.slack,
+        rule=task.distance,
         share=problem.base,
     )
 
@@ -282,10 +413,10 @@ def _inverse_logit(
         )
     mean = design.moments.mean
     outside = (size * target - n * mean) / (size - n)
-    task = _Task(design, outside, np.array([1.0 / n]), Entropy(), float(n))
     wider = None if slack is None else Box(slack.width * size / (size - n))
+    share = np.array([1.0 / n])
     try:
-        tilt = _solved(task, size - n, wider)
+        tilt = _solved(_Task(design, outside, share, Entropy(), float(n), size - n, wider))
     except InfeasibleError as error:
         raise InfeasibleError(
             f"With N = {size:g} and {n} enrolled the targets give these means to the "
@@ -343,7 +474,7 @@ def _checked_target(design: BalanceDesign, target: ArrayLike) -> FloatArray:
             f"Balance column {names} has missing, infinite or too large values among the "
             f"{design.rows} enrolled clients. Fill or drop them first."
         )
-    tiny = (moments.least < moments.largest) & ~(moments.deviation > 1e-150)
+    tiny = moments.varies & ~(moments.deviation > 1e-150)
     if tiny.any():
         names = some(design.names[j] for j in np.flatnonzero(tiny))
         raise InputError(f"The values of {names} are too small to be told apart: rescale them.")

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedipw.cli.inputs import (
-    check_inputs_kept,
-    check_sources,
-    known_people,
-    log_plan,
-    table_options,
-)
+from fedipw.cli.inputs import check_inputs_kept, check_probabilities, coded_stage, given_population
 from fedipw.cli.options import (
     Availability,
+    ClassifierName,
     DayLength,
     EnrolledTable,
     Enrollment,
     Fit,
     FitName,
+    Folds,
     History,
     LumpBelow,
     MissingName,
@@ -33,19 +27,18 @@ from fedipw.cli.options import (
     PopulationTable,
     RefitEvery,
     SchemeName,
+    ScoreCalibrationName,
     Strict,
     TargetsTable,
     Threshold,
     Window,
 )
 from fedipw.cli.terminal import bar, say
-from fedipw.errors import InputError, PositivityError, SeparationError
+from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
-    from fedipw.audit.parts import Audit
-    from fedipw.tables import Ledger
-    from fedipw.weighting.logrun import LogPlan
-    from fedipw.weighting.people import KnownPopulation, KnownTotals
+    from fedipw.audit.values import Audit
+    from fedipw.weighting.replay import Record
 
 
 def audit(
@@ -78,6 +71,9 @@ def audit(
     window: Window = None,
     refit_every: RefitEvery = 10,
     day_length: DayLength = 24.0,
+    classifier: ClassifierName = None,
+    folds: Folds = None,
+    score_calibration: ScoreCalibrationName = None,
     scheme: SchemeName = None,
     missing: MissingPolicy = MissingName.ERROR,
     lump_below: LumpBelow = None,
@@ -97,8 +93,13 @@ def audit(
 
     Example: fedipw audit --population people.parquet --rounds rounds --out report.html
     """
-    from fedipw.audit.pages import compare_page
-    from fedipw.tables.tables import check_place, write_texts
+    from fedipw.audit.compare import compare_page
+    from fedipw.audit.gather import MetricRequest, audit_facts
+    from fedipw.evaluation.logged import Metrics
+    from fedipw.storage.atomic import check_place, write_texts
+    from fedipw.tables.ledger import Ledger
+    from fedipw.weighting.replay import Record
+    from fedipw.weighting.settings import Settings
 
     for path in (out, *([] if as_json is None else [as_json])):
         check_place(path)
@@ -111,33 +112,48 @@ def audit(
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
         return
-    check_sources(population, enrolled, targets, population_size)
-    _check_numbers(threshold, strict, min_cell)
-    if targets is not None and enrollment != ".":
-        raise InputError("--enrollment goes with --population: with --targets it is calibrated.")
+    who = given_population(population, enrolled, targets, population_size)
+    check_probabilities(strict=strict, threshold=threshold)
+    if min_cell < 1:
+        raise InputError(f"--min-cell must be 1 or more, not {min_cell}.")
     if metrics is not None and rounds is None:
         raise InputError("--metrics goes with --rounds: a metric belongs to replies.")
-    with ExitStack() as stack:
-        options = table_options(missing, lump_below, 0.0, None, stack)
-        plan = log_plan(
-            scheme or ("fedipw" if targets is None else "calibrated-quadratic"),
-            (participation, availability, history),
-            options,
-            (participation_fit, window, refit_every, day_length, 0.0),
-            None,
-            None,
-        )
-        ledger = _ledger(rounds)
-        people = known_people(
-            population, enrolled, targets, population_size, enrollment, options, None, ledger
-        )
-        found = _audited(people, ledger, plan, (threshold, strict, min_cell), title)
-        if metrics is not None:
-            assert ledger is not None
-            found = _with_metric(
-                found, people, ledger, plan, (metrics, metric_name, tuple(by or ()))
-            )
+    settings = Settings(
+        method=scheme, enrollment=enrollment, participation=participation,
+        availability=availability, history=history, fit=participation_fit.value, window=window,
+        refit_every=refit_every, day_length=day_length, classifier=classifier, folds=folds,
+        score_calibration=score_calibration, missing=missing.value, lump_below=lump_below,
+    )  # fmt: skip
+    ledger = None if rounds is None else Ledger(rounds)
+    if ledger is not None:
+        ledger.require_rounds()
+    asked = None
+    if metrics is not None:
+        asked = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=tuple(by or ()))
+    plan, record = settings.plan(who), Record()
+    stage = coded_stage(settings, who, ledger)
+    with bar("rounds") as step:
+        found = audit_facts(
+            stage, ledger, plan, threshold=threshold, min_cell=min_cell, title=title,
+            metric=asked, observers=[record], progress=step,
+        )  # fmt: skip
+    if strict is not None:
+        _require(strict, found, plan.method.name, record)
     _write(found, out, as_json)
+
+
+def _require(strict: float, found: Audit, asked: str, record: Record) -> None:
+    """Raise if a probability is below the threshold."""
+    least = None if found.overlap is None else found.overlap.smallest_prob
+    parted = found.settings.scheme != asked  # probabilities of enrollment run to 0
+    if found.overlap is not None and (found.overlap.empty or found.overlap.empty_small or parted):
+        least = 0.0  # nobody of a subgroup of the population is enrolled
+    if least is not None and least < strict:
+        raise PositivityError("enrollment probability of the population", least, strict)
+    if record.smallest_participation < strict:
+        raise PositivityError(
+            "participation probability of a reply", record.smallest_participation, strict
+        )
 
 
 def _check_alone(ctx: typer.Context) -> None:
@@ -157,96 +173,15 @@ def _check_alone(ctx: typer.Context) -> None:
         )
 
 
-def _check_numbers(threshold: float, strict: float | None, min_cell: int) -> None:
-    for option, value in (("--strict", strict), ("--threshold", threshold)):
-        if value is not None and not 0.0 < value < 1.0:
-            raise InputError(f"{option} takes a probability between 0 and 1, not {value}.")
-    if min_cell < 1:
-        raise InputError(f"--min-cell must be 1 or more, not {min_cell}.")
-
-
-def _ledger(rounds: Path | None) -> Ledger | None:
-    from fedipw.tables.ledger import Ledger
-
-    if rounds is None:
-        return None
-    ledger = Ledger(rounds)
-    ledger.require_rounds()
-    return ledger
-
-
-def _audited(
-    people: KnownPopulation | KnownTotals,
-    ledger: Ledger | None,
-    plan: LogPlan,
-    numbers: tuple[float, float | None, int],
-    title: str,
-) -> Audit:
-    from fedipw.audit.gather import audit_facts
-    from fedipw.weighting.logrun import LogRecord
-
-    threshold, strict, min_cell = numbers
-    record = LogRecord()
-    with bar("rounds") as step:
-        found = audit_facts(
-            people, ledger, plan, threshold=threshold, min_cell=min_cell, title=title,
-            progress=step, record=record,
-        )  # fmt: skip
-    if strict is None:
-        return found
-    least = None if found.overlap is None else found.overlap.smallest_prob
-    parted = found.settings.scheme != plan.method.name  # probabilities of enrollment run to 0
-    if found.overlap is not None and (found.overlap.empty or found.overlap.empty_small or parted):
-        least = 0.0  # nobody of a part of the population is enrolled
-    if least is not None and least < strict:
-        raise PositivityError("enrollment probability of the population", least, strict)
-    if record.smallest_participation < strict:
-        raise PositivityError(
-            "participation probability of a reply", record.smallest_participation, strict
-        )
-    return found
-
-
-def _with_metric(
-    found: Audit,
-    people: KnownPopulation | KnownTotals,
-    ledger: Ledger,
-    plan: LogPlan,
-    asked: tuple[Path, str, tuple[str, ...]],
-) -> Audit:
-    from fedipw.audit.metricpart import metric_notes, metric_part
-    from fedipw.audit.remarks import METRIC_UNUSED, NO_METRIC, parted
-    from fedipw.evaluation import EvaluationPlan, Metrics, logged_two_phase
-
-    path, name, by = asked
-    values = Metrics.read(path)
-    try:
-        with bar("rounds of the metric") as step:
-            logged = logged_two_phase(people, ledger, values, plan, progress=step)
-    except SeparationError as error:
-        note = f"Nothing is said of {name} on the population: {parted(error)}, so no weights lead "
-        note += "there. Merge or leave out those columns (--lump-below, --enrollment)."
-        unknown = tuple(METRIC_UNUSED if x == NO_METRIC else x for x in found.unknown)
-        return replace(found, notes=(*found.notes, note), unknown=unknown)
-    small = found.settings.min_cell
-    part = metric_part(
-        logged, people, plan.method.name, name=name, plan=EvaluationPlan(by=by), min_cell=small
-    )
-    notes = (*found.notes, *logged.notes(), *metric_notes(part, small))
-    unknown = tuple(line for line in found.unknown if line != NO_METRIC)
-    return replace(found, metric=part, notes=notes, unknown=unknown)
-
-
 def _write(found: Audit, out: Path, as_json: Path | None) -> None:
     from fedipw.audit.pages import audit_page
     from fedipw.audit.verdict import judged
-    from fedipw.tables.tables import write_texts
+    from fedipw.storage.atomic import write_texts
 
     found = judged(found)
-    values = found.to_json()
-    texts = {out: audit_page(values)}
+    texts = {out: audit_page(found)}
     if as_json is not None:
-        texts[as_json] = json.dumps(values, indent=1, allow_nan=False) + "\n"
+        texts[as_json] = json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n"
     write_texts(texts)
     assert found.verdict is not None
     say(found.verdict.headline)
@@ -257,9 +192,9 @@ def _write(found: Audit, out: Path, as_json: Path | None) -> None:
     say(f"Wrote {out}" if as_json is None else f"Wrote {out} and {as_json}")
 
 
-def _earlier(path: Path) -> dict[str, Any]:
+def _earlier(path: Path) -> Audit:
     """Return the numbers of an audit that was written before, from its page or its JSON file."""
-    from fedipw.audit.pages import written_audit
+    from fedipw.audit.compare import written_audit
 
     try:
         return written_audit(path.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from fedipw.cli.terminal import say
 from fedipw.errors import InputError
 
 if TYPE_CHECKING:
-    from fedipw.calibration import Calibration, Distance, InverseLogit
+    from fedipw.calibration import Calibration
 
 _SHOWN = 30  # rows of the table of targets
 
@@ -32,9 +32,9 @@ class DistanceName(StrEnum):
 
 
 def calibrate(
-    units: Annotated[Path, typer.Argument(help="Enrolled clients, .parquet or .csv.")],
+    units: Annotated[Path, typer.Argument(help="Enrolled clients: a table file or a directory.")],
     targets: Annotated[Path, typer.Option(help="Population means: name,value[,se].")],
-    out: Annotated[Path, typer.Option(help="File for unit_id,weight; .parquet or .csv.")],
+    out: Annotated[Path, typer.Option(help="File for unit_id,weight, by suffix.")],
     distance: Annotated[
         DistanceName, typer.Option(help="How weights keep near the base.")
     ] = DistanceName.QUADRATIC,
@@ -49,6 +49,9 @@ def calibrate(
     slack: Annotated[
         float | None, typer.Option(help="Allow each mean to miss by this many sd(b).")
     ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Dask scheduler to calibrate on, tcp://host:port.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Weigh enrolled clients so that their means are the population's.
@@ -57,47 +60,34 @@ def calibrate(
     the targets makes noisy totals count for less. Ends with exit code 3 if no weights can meet the
     targets, with the constraints in conflict and the nearest that can be met.
 
+    Tables are .parquet, .csv, .csv.gz, .tsv or .feather files, or directories of .parquet files. A
+    table of more than two million rows is read in blocks instead of at once; the workers of a Dask
+    cluster must see its files.
+
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
-    from fedipw.calibration import Box, calibrated_table
-    from fedipw.tables.tables import check_table_path, read_table, write_table
+    from fedipw.calibration import Box, calibrated_table, distance_named
+    from fedipw.cli.inputs import scheduled
+    from fedipw.tables.table import check_table_path, write_table
     from fedipw.tables.targets import Targets
 
     check_table_path(out)
-    rule = _distance(distance, bounds)
-    table, found = calibrated_table(
-        read_table(units),
-        Targets.read(targets),
-        distance=rule,
-        base=base,
-        population_size=population_size,
-        slack=None if slack is None else Box(slack),
-    )
+    rule = distance_named(distance.value, None if bounds is None else _bounds(bounds))
+    with scheduled(scheduler) as client:
+        table, found = calibrated_table(
+            units,
+            Targets.read(targets),
+            distance=rule,
+            base=base,
+            population_size=population_size,
+            slack=None if slack is None else Box(slack),
+            client=client,
+        )
     write_table(table, out)
     if as_json:
         typer.echo(json.dumps({"out": str(out), "distance_name": distance.value, **_plain(found)}))
     else:
         _print(found, table.height, out)
-
-
-def _distance(name: DistanceName, bounds: str | None) -> Distance | InverseLogit:
-    from fedipw.calibration import Entropy, InverseLogit, Linear, Logit, Quadratic
-
-    given = None if bounds is None else _bounds(bounds)
-    if name is DistanceName.QUADRATIC:
-        return Quadratic() if given is None else Quadratic(*given)
-    if name is DistanceName.LOGIT:
-        if given is None:
-            raise InputError("The logit distance needs --bounds LOW,HIGH with LOW < 1 < HIGH.")
-        return Logit(*given)
-    if given is not None:
-        raise InputError(f"The {name.value} distance takes no --bounds: use quadratic or logit.")
-    plain: dict[DistanceName, Distance | InverseLogit] = {
-        DistanceName.ENTROPY: Entropy(),
-        DistanceName.LINEAR: Linear(),
-        DistanceName.INVERSE_LOGIT: InverseLogit(),
-    }
-    return plain[name]
 
 
 def _bounds(text: str) -> tuple[float, float]:
@@ -131,7 +121,7 @@ def _plain(found: Calibration) -> dict[str, Any]:
 
 
 def _print(found: Calibration, rows: int, out: Path) -> None:
-    from fedipw.calibration.units import OTHERS
+    from fedipw.calibration.tables import OTHERS
 
     moved = bool((found.given != found.target).any())
     table = Table("target", "value", *(["aimed at"] if moved else []), "achieved", "miss in sd")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,26 +11,23 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedipw.cli.inputs import (
-    check_inputs_kept,
-    check_sources,
-    known_people,
-    log_plan,
-    table_options,
-)
+from fedipw.cli.inputs import check_inputs_kept, coded_stage, given_population
 from fedipw.cli.options import (
     Availability,
+    ClassifierName,
     DayLength,
     EnrolledTable,
     Enrollment,
-    FitName,
+    Folds,
     History,
     MissingName,
     MissingPolicy,
     Participation,
     PopulationSize,
     PopulationTable,
+    Ridge,
     Rounds,
+    ScoreCalibrationName,
     TargetsTable,
 )
 from fedipw.cli.terminal import bar, say
@@ -40,7 +36,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
-    from fedipw.evaluation import Evaluation
+    from fedipw.evaluation.evaluate import Evaluation
 
 _SHOWN = 60  # rows of the table
 _SHORT = {"horvitz-thompson": "HT"}
@@ -84,6 +80,10 @@ def evaluate(
         bool, typer.Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
     day_length: DayLength = 24.0,
+    classifier: ClassifierName = None,
+    folds: Folds = None,
+    score_calibration: ScoreCalibrationName = None,
+    l2: Ridge = 0.0,
     out: Annotated[Path | None, typer.Option(help="Table of estimates; .csv or .parquet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -95,46 +95,41 @@ def evaluate(
 
     Example: fedipw evaluate --metrics loss.parquet --population people.parquet --rounds rounds
     """
-    from fedipw.evaluation import EvaluationPlan, Metrics, evaluated, logged_two_phase
+    from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
+    from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.tables.ledger import Ledger
-    from fedipw.tables.tables import check_table_path, write_table
+    from fedipw.tables.table import check_table_path, write_table
+    from fedipw.weighting.settings import Settings
 
-    check_sources(population, enrolled, targets, population_size)
+    who = given_population(population, enrolled, targets, population_size)
     if out is not None:
         check_table_path(out)
         check_inputs_kept(out, rounds, population, enrolled, targets, metrics, against)
     _check_numbers(sensitivity or [], jackknife, confidence)
     if conclusion is not None and not sensitivity:
         raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
-    if targets is not None and enrollment != ".":
-        raise InputError("--enrollment goes with --population: with --targets it is calibrated.")
     values = Metrics.read(metrics)
     if against is not None:
         values = values.against(Metrics.read(against))
     ledger = Ledger(rounds)
     ledger.require_rounds()
-    with ExitStack() as stack:
-        options = table_options(missing, None, 0.0, None, stack)
-        plan = log_plan(
-            scheme or ("fedipw" if targets is None else "calibrated-quadratic"),
-            (participation, availability, history),
-            options,
-            (FitName.POOLED, None, 10, day_length, 0.0),
-            None,
-            None,
+    settings = Settings(
+        method=scheme, enrollment=enrollment, participation=participation,
+        availability=availability, history=history, fit="pooled", day_length=day_length,
+        classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
+        missing=missing.value,
+    )  # fmt: skip
+    plan = settings.plan(who)
+    stage = coded_stage(settings, who, ledger)
+    with bar("rounds") as step:
+        logged = logged_two_phase(
+            stage, ledger, values, plan, allow_missing=missing_metrics, progress=step
         )
-        people = known_people(
-            population, enrolled, targets, population_size, enrollment, options, None, ledger
-        )
-        with bar("rounds") as step:
-            logged = logged_two_phase(
-                people, ledger, values, plan, allow_missing=missing_metrics, progress=step
-            )
-        asked = EvaluationPlan(
-            by=tuple(by or ()), confidence=confidence, odds_ratios=tuple(sensitivity or ()),
-            conclusion=conclusion, jackknife=jackknife, by_samples=samples,
-        )  # fmt: skip
-        found = evaluated(logged, people, plan.method.name, asked)
+    asked = EvaluationPlan(
+        by=tuple(by or ()), confidence=confidence, odds_ratios=tuple(sensitivity or ()),
+        conclusion=conclusion, jackknife=jackknife, by_samples=samples,
+    )  # fmt: skip
+    found = evaluated(logged, stage, plan.method.name, asked)
     if out is not None:
         write_table(found.table(), out)
     _report(found, out, as_json=as_json, contrast=against is not None)
@@ -185,7 +180,7 @@ def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: boo
             f"{bounds.low:.5g} to {bounds.high:.5g}; centred error of the weights up to "
             f"{bounds.weight_error:.3g}."
         )
-    at = found.sensitivity[0].reverses_at if found.sensitivity else None
+    at = found.reverses_at
     if at is not None:
         say("No odds ratio changes the conclusion." if math.isinf(at) else
             f"The conclusion changes at an odds ratio of {at:.4g}.")  # fmt: skip

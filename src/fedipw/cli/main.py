@@ -1,168 +1,96 @@
 """Commands and exit codes.
 
-Each command imports what it needs, so that ``--help`` and a mistyped option answer at once.
+Commands are loaded by name when they are needed, and each imports what it needs, so that
+``--help`` and a mistyped option answer at once and no command loads the lab for another.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
-from rich.table import Table
+from typer.core import TyperGroup
 
-from fedipw.cli.audit import audit
-from fedipw.cli.calibrate import calibrate
-from fedipw.cli.evaluate import evaluate
-from fedipw.cli.study import study
-from fedipw.cli.terminal import bar
-from fedipw.cli.weights import weights
 from fedipw.errors import FedIPWError, InfeasibleError, PositivityError, WorkerLostError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 UNEXPECTED, BAD_INPUT, INFEASIBLE, UNREACHED = 1, 2, 3, 4
 
+COMMANDS: Mapping[str, str] = {  # in the order of the help
+    "reproduce": "fedipw.lab.commands:reproduce",
+    "simulate": "fedipw.lab.commands:simulate",
+    "calibrate": "fedipw.cli.calibrate:calibrate",
+    "weights": "fedipw.cli.weights:weights",
+    "evaluate": "fedipw.cli.evaluate:evaluate",
+    "audit": "fedipw.cli.audit:audit",
+    "study": "fedipw.lab.commands:study",
+}
+_err = Console(stderr=True)
+
+
+class _OnDemand(TyperGroup):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, none if there is no such name."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name].partition(":")
+        alone = typer.Typer(add_completion=False)
+        alone.command(cmd_name)(getattr(import_module(module), function))
+        return typer.main.get_command(alone)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named first, or say which name is near."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = get_close_matches(name, COMMANDS)
+            hint = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_OnDemand,
     name="fedipw",
     help="Federated learning that serves the target population.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_out, _err = Console(), Console(stderr=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedipw {version('fedipw')}")
+        raise typer.Exit
 
 
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Federated learning that serves the target population."""
-
-
-@app.command("reproduce")
-def _reproduce(
-    out: Annotated[Path, typer.Option(help="Directory for figure, tables and page.")] = Path(
-        "figure1"
-    ),
-    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 600,
-    panels: Annotated[str, typer.Option(help="Panels to make, of A, B, C and D.")] = "ABCD",
-    workers: Annotated[int, typer.Option(help="Processes.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-) -> None:
-    """Make the paper's Figure 1: learning under two-stage selection.
-
-    Writes figure1.png, figure1.svg, results.csv, summary.csv, errors.csv, manifest.json and
-    index.html.
-
-    Example: fedipw reproduce --out demo --seeds 10
-    """
-    from fedipw.lab.figure1 import FigureSettings, reproduce
-
-    settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
-    with bar("runs") as step:
-        made = reproduce(out, settings, step)
-    if as_json:
-        tables = {"summary": made.summary.to_dicts(), "errors": made.errors.to_dicts()}
-        typer.echo(json.dumps({**tables, "enrollment_costs": made.costs}))
-    else:
-        _print_figure(made.summary)
-        _print_errors(made.errors)
-        lottery, least = made.costs["lottery_term"], made.costs["efficiency_bound"]
-        _out.print(
-            f"One draw of enrollment costs the oracle {lottery:.2g} on average, any regular "
-            f"weighting at least {least:.2g}.",
-            soft_wrap=True,
-            highlight=False,
-        )
-        _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
-
-
-@app.command("simulate")
-def _simulate(
-    config: Annotated[Path, typer.Argument(help="Scenario, a TOML file.")],
-    out: Annotated[Path, typer.Option(help="Directory for history, summary and page.")] = Path(
-        "run"
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-) -> None:
-    """Run one scenario: any population, selection and set of methods.
-
-    Writes history.parquet, summary.json, checkpoint/ and index.html.
-
-    Example: fedipw simulate scenario.toml --out run
-    """
-    from fedipw.audit.page import number
-    from fedipw.audit.style import look_of
-    from fedipw.lab.config import scenario_from
-    from fedipw.lab.simulate import simulate, theory_notes
-
-    scenario = scenario_from(config)
-    with bar("rounds") as step:
-        summary = simulate(scenario, out, resume=resume, progress=step)
-    if as_json:
-        typer.echo(json.dumps(summary))
-        return
-    table = Table("method", "excess loss", "optimisation", "lottery", "bias", "tail average")
-    for name, row in summary["methods"].items():
-        parts = row.get("errors", {})
-        cells = [parts.get(k) for k in ("optimisation", "lottery", "bias")]
-        values = [row["excess_loss"], *cells, row["tail_average_excess_loss"]]
-        table.add_row(look_of(name).label, *(number(v) for v in values))
-    _out.print(table)
-    for note in theory_notes(summary):
-        _out.print(note, soft_wrap=True, highlight=False)
-    _out.print(f"Open {out / 'index.html'}", soft_wrap=True)
-
-
-app.command("calibrate")(calibrate)
-app.command("weights")(weights)
-app.command("evaluate")(evaluate)
-app.command("audit")(audit)
-app.command("study")(study)
-
-
-def _print_figure(summary: pl.DataFrame) -> None:
-    import polars as pl
-
-    from fedipw.audit.page import number
-    from fedipw.audit.style import look_of
-
-    last = summary.group_by("panel", "method", maintain_order=True).agg(pl.all().last())
-    table = Table("panel", "method", "at", "excess loss", "sd over seeds")
-    names = {"A": "round {:g}", "B": "strength {:g}", "C": "round {:g}", "D": "noise {:g}"}
-    over_rounds = pl.col("panel").is_in(["A", "C"])
-    some_noise = (pl.col("panel") != "D") | pl.col("x").is_in([0.0, 0.2, 0.5, 1.0])
-    every = summary.filter(~over_rounds & some_noise).select(last.columns)
-    shown = pl.concat([last.filter(over_rounds), every]).sort("panel", maintain_order=True)
-    for row in shown.iter_rows(named=True):
-        table.add_row(
-            row["panel"],
-            look_of(row["method"]).label,
-            names[row["panel"]].format(row["x"]),
-            number(row["mean"]),
-            number(row["sd"]),
-        )
-    _out.print(table)
-
-
-def _print_errors(errors: pl.DataFrame) -> None:
-    import polars as pl
-
-    from fedipw.audit.page import number
-    from fedipw.audit.style import look_of
-
-    parts = ("excess_loss", "optimisation", "lottery", "bias")
-    table = Table("method", *(p.replace("_", " ") for p in parts))
-    table.title = "last model at strength 1: excess loss in its three parts, mean over seeds"
-    means = errors.group_by("strength", "method", maintain_order=True).agg(pl.col(parts).mean())
-    for row in means.filter(pl.col("strength") == 1.0).iter_rows(named=True):
-        table.add_row(look_of(row["method"]).label, *(number(row[p]) for p in parts))
-    _out.print(table)
+    del version
 
 
 def main() -> None:

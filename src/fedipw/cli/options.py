@@ -60,3 +60,24 @@ Threshold = Annotated[float, typer.Option(help="Probability counted as small in 
 Strict = Annotated[
     float | None, typer.Option(help="Stop with code 4 if a probability is below this.")
 ]
+ReferenceTable = Annotated[
+    Path | None,
+    typer.Option(help="Reference sample of the population, with --enrolled, in place of totals."),
+]
+ReferenceWeight = Annotated[
+    str | None, typer.Option(help="Column of the reference sample's design weights.")
+]
+ClassifierName = Annotated[
+    str | None,
+    typer.Option(
+        help="Classifier of both stages: logistic, boosting, forest, or a dotted name such as "
+        "sklearn.ensemble.ExtraTreesClassifier. Cross-fitted by client."
+    ),
+]
+Folds = Annotated[
+    int | None, typer.Option(help="Folds of clients for cross-fitting; 5 by default, 0 for none.")
+]
+ScoreCalibrationName = Annotated[
+    str | None, typer.Option(help="Calibration of a classifier's scores: platt or isotonic.")
+]
+Ridge = Annotated[float, typer.Option(help="Ridge penalty on coefficients.")]

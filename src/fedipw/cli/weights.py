@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,18 +13,20 @@ from rich.table import Table
 
 from fedipw.cli.inputs import (
     check_inputs_kept,
-    check_sources,
-    known_people,
-    log_plan,
-    table_options,
+    check_probabilities,
+    coded_stage,
+    given_population,
+    scheduled,
 )
 from fedipw.cli.options import (
     Availability,
+    ClassifierName,
     DayLength,
     EnrolledTable,
     Enrollment,
     Fit,
     FitName,
+    Folds,
     History,
     LumpBelow,
     MissingName,
@@ -32,9 +34,13 @@ from fedipw.cli.options import (
     Participation,
     PopulationSize,
     PopulationTable,
+    ReferenceTable,
+    ReferenceWeight,
     RefitEvery,
+    Ridge,
     Rounds,
     SchemeName,
+    ScoreCalibrationName,
     Strict,
     TargetsTable,
     Threshold,
@@ -45,10 +51,9 @@ from fedipw.cli.terminal import out as _out
 from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
-    from fedipw.selection import StageModel
     from fedipw.selection.overlap import Overlap
-    from fedipw.weighting.logrun import LogRecord
-    from fedipw.weighting.people import KnownPopulation, KnownTotals
+    from fedipw.selection.saved import StageModel
+    from fedipw.weighting.replay import Record
 
 
 def weights(
@@ -58,6 +63,8 @@ def weights(
     enrolled: EnrolledTable = None,
     targets: TargetsTable = None,
     population_size: PopulationSize = None,
+    reference: ReferenceTable = None,
+    reference_weight: ReferenceWeight = None,
     enrollment: Enrollment = ".",
     participation: Participation = ".",
     availability: Availability = ".",
@@ -66,13 +73,16 @@ def weights(
     window: Window = None,
     refit_every: RefitEvery = 10,
     day_length: DayLength = 24.0,
+    classifier: ClassifierName = None,
+    folds: Folds = None,
+    score_calibration: ScoreCalibrationName = None,
     scheme: SchemeName = None,
     trim: Annotated[
         float | None, typer.Option(help="Cut weights at this multiple of a round's mean.")
     ] = None,
     missing: MissingPolicy = MissingName.ERROR,
     lump_below: LumpBelow = None,
-    l2: Annotated[float, typer.Option(help="Ridge penalty on coefficients.")] = 0.0,
+    l2: Ridge = 0.0,
     threshold: Threshold = 0.01,
     strict: Strict = None,
     save_models: Annotated[
@@ -95,44 +105,45 @@ def weights(
     Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
     """
     from fedipw.tables.ledger import Ledger
-    from fedipw.tables.tables import check_table_path
-    from fedipw.weighting.logrun import LogRecord, logged_weights
+    from fedipw.tables.table import check_table_path
+    from fedipw.weighting.replay import Replay
+    from fedipw.weighting.settings import Settings
 
     check_table_path(out)
-    _check_models(save_models)
-    check_sources(population, enrolled, targets, population_size)
-    check_inputs_kept(out, rounds, population, enrolled, targets)
-    for option, value in (("--strict", strict), ("--threshold", threshold)):
-        if value is not None and not 0.0 < value < 1.0:
-            raise InputError(f"{option} takes a probability between 0 and 1, not {value}.")
-    if targets is not None and enrollment != ".":
-        raise InputError("--enrollment goes with --population: with --targets it is calibrated.")
+    if save_models is not None and save_models.exists() and not save_models.is_dir():
+        raise InputError(f"{save_models} is no directory.")
+    who = given_population(
+        population, enrolled, targets, population_size, reference, reference_weight
+    )
+    check_inputs_kept(out, rounds, population, enrolled, targets, reference)
+    check_probabilities(strict=strict, threshold=threshold)
     if save_models is not None and participation_fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
-    record, ledger = LogRecord(), Ledger(rounds)
+    ledger = Ledger(rounds)
     ledger.require_rounds()
-    with ExitStack() as stack:
-        options = table_options(missing, lump_below, l2, scheduler, stack)
-        plan = log_plan(
-            scheme or ("fedipw" if targets is None else "calibrated-quadratic"),
-            (participation, availability, history),
-            options,
-            (participation_fit, window, refit_every, day_length, l2),
-            trim,
-            models,
-        )
-        people = known_people(
-            population, enrolled, targets, population_size, enrollment, options, models, ledger
-        )
+    with scheduled(scheduler) as client:
+        settings = Settings(
+            method=scheme, enrollment=enrollment, participation=participation,
+            availability=availability, history=history, fit=participation_fit.value,
+            window=window, refit_every=refit_every, day_length=day_length, classifier=classifier,
+            folds=folds, score_calibration=score_calibration, l2=l2, trim=trim,
+            missing=missing.value, lump_below=lump_below, models=models, client=client,
+        )  # fmt: skip
+        if save_models is not None:
+            settings.check_saved()
+        plan = settings.plan(who)
+        stage = coded_stage(settings, who, ledger)
         with bar("rounds") as step, _parts(out) as write:
-            for table in logged_weights(people, ledger, plan, record, step):
+            replay = Replay(stage, ledger, plan, progress=step)
+            for table in replay:
                 write(table)
-            reach = _reach(people, record, threshold)
+            record = replay.record
+            found = stage.overlap(record.enrollment, threshold)
             if strict is not None:
-                _require(strict, record, reach)
+                _require(strict, record, found)
             if save_models is not None:
                 _save(save_models, record)
-    _report(record, reach, plan.method.name, out, as_json=as_json)
+    _report(record, found, plan.method.name, out, as_json=as_json)
 
 
 @contextmanager
@@ -142,7 +153,7 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
 
     import polars as pl
 
-    from fedipw.tables.tables import written_from
+    from fedipw.tables.table import write_table
 
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent)
@@ -158,41 +169,26 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
         yield write
         if not made:
             raise InputError("No round has a reply that can be weighed: there is nothing to write.")
-        written_from(pl.scan_parquet(made, glob=False), out)
+        write_table(pl.scan_parquet(made, glob=False), out)
 
 
-def _reach(
-    people: KnownPopulation | KnownTotals, record: LogRecord, threshold: float
-) -> Overlap | None:
-    from fedipw.weighting.people import KnownPopulation
-
-    if not isinstance(people, KnownPopulation) or record.enrollment is None:
-        return None
-    return people.overlap(record.enrollment, threshold)
-
-
-def _require(strict: float, record: LogRecord, reach: Overlap | None) -> None:
-    if reach is not None and reach.smallest[0] < strict:
-        raise PositivityError("enrollment probability of the population", reach.smallest[0], strict)
+def _require(strict: float, record: Record, found: Overlap | None) -> None:
+    if found is not None and found.smallest[0] < strict:
+        raise PositivityError("enrollment probability of the population", found.smallest[0], strict)
     if record.smallest_participation < strict:
         raise PositivityError(
             "participation probability of a reply", record.smallest_participation, strict
         )
 
 
-def _check_models(directory: Path | None) -> None:
-    if directory is not None and directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is no directory.")
-
-
-def _models(record: LogRecord) -> dict[str, StageModel]:
-    from fedipw.selection.stage import ENROLLMENT
+def _models(record: Record) -> dict[str, StageModel]:
+    from fedipw.selection.saved import ENROLLMENT
 
     found = dict(record.participation)
     return found if record.enrollment is None else {ENROLLMENT: record.enrollment, **found}
 
 
-def _save(directory: Path, record: LogRecord) -> None:
+def _save(directory: Path, record: Record) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -202,12 +198,12 @@ def _save(directory: Path, record: LogRecord) -> None:
 
 
 def _report(
-    record: LogRecord, reach: Overlap | None, method: str, out: Path, *, as_json: bool
+    record: Record, found: Overlap | None, method: str, out: Path, *, as_json: bool
 ) -> None:
     summary = {"out": str(out), "method": method, **record.to_json()}
-    summary["overlap"] = None if reach is None else reach.to_json()
+    summary["overlap"] = None if found is None else found.to_json()
     summary["models"] = {
-        name: {"formula": m.design.formula, "left_out": m.left_out, "dropped": m.fit.dropped}
+        name: {"formula": m.design.formula, "left_out": m.left_out, "dropped": m.dropped}
         for name, m in _models(record).items()
     }
     if as_json:
@@ -218,15 +214,15 @@ def _report(
         table.add_row(source, str(count))
     _out.print(table)
     say(
-        f"{record.weighed} replies of {record.rounds} rounds weighed by {method}; weights of a "
-        f"round sum to {_shown(summary['mean_weight_sum'])} and count as "
+        f"{record.weighed_replies} replies of {record.rounds} rounds weighed by {method}; weights "
+        f"of a round sum to {_shown(summary['mean_weight_sum'])} and count as "
         f"{_shown(summary['mean_effective_replies'])} replies on average."
     )
     say(
         f"Smallest participation probability {_shown(summary['smallest_participation_prob'])}; "
         f"{record.refits} participation fits, {record.passes} passes over their rounds."
     )
-    for line in () if reach is None else reach.lines():
+    for line in () if found is None else found.lines():
         say(line)
     if summary["enrolled_effective"] is not None:
         say(

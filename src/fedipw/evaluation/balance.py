@@ -5,31 +5,26 @@ Moments are sums over rows, so the population may be larger than memory; only (q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_finite, check_rows, some
 from fedipw.tables.partitions import Block, Partitions, sum_over
-from fedipw.tables.population import ENROLLED
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
-    from fedipw.tables.frames import Frame
+    from fedipw.tables.partitions import Frame
     from fedipw.tables.targets import Targets
 
 POPULATION: Final = "population"
 PARTICIPANTS: Final = "participants"
 ENROLLED_WEIGHTED: Final = "enrolled weighted"
 PARTICIPANTS_WEIGHTED: Final = "participants weighted"
-THRESHOLD = 0.1  # of |SMD|, beyond which a column is commonly called unbalanced
 _TINY = 1e-12  # what rounding leaves of a deviation or a share that is 0
-BlockWeights = Callable[[Block], "FloatArray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,34 +111,22 @@ def weighted_moments(columns: FloatArray, weights: FloatArray | None = None) -> 
     return _filled(_moments(columns, weights))
 
 
-def partition_moments(
-    partitions: Partitions, frame: Frame | None = None, weigh: BlockWeights | None = None
-) -> Moments:
-    """Return the moments of rows in partitions, by one pass.
+def partition_moments(partitions: Partitions, frame: Frame | None = None) -> Moments:
+    """Return the moments of rows in partitions, their own weights counted, by one pass.
 
-    Parameters
-    ----------
-    partitions
-        Rows by column, in ``frame`` if one is given; their own weights count.
-    frame
-        The affine change the columns have gone through; moments are in the original units.
-    weigh
-        Weights (m,) of a block's rows, beside their own: labels choose the enrolled, say.
+    ``frame`` is the affine change the columns have gone through; moments are in original units.
 
-    Examples
-    --------
     >>> from fedipw.tables.partitions import Blocks
-    >>> rows = Blocks.of_arrays(np.array([[1.0], [2.0], [6.0]]), np.array([1, 1, 0], np.int8))
-    >>> partition_moments(rows).mean, partition_moments(rows, weigh=lambda b: 1.0 * b.labels).mean
-    (array([3.]), array([1.5]))
+    >>> rows = Blocks.of_arrays(np.array([[1.0], [2.0], [6.0]]), np.zeros(3, np.int8))
+    >>> partition_moments(rows).mean
+    array([3.])
     """
-    found = _filled(sum_over(partitions, partial(_block_moments, weigh=weigh)))
+    found = _filled(sum_over(partitions, _block_moments))
     return found if frame is None else found.outside(frame)
 
 
-def _block_moments(block: Block, weigh: BlockWeights | None) -> Moments:
-    weights = block.weights if len(block.weights) else np.ones(block.rows)
-    return _moments(block.columns, weights if weigh is None else weights * weigh(block))
+def _block_moments(block: Block) -> Moments:
+    return _moments(block.columns, block.weights if len(block.weights) else np.ones(block.rows))
 
 
 def _moments(columns: FloatArray, weights: FloatArray) -> Moments:
@@ -184,64 +167,22 @@ def standardised_differences(
     return out
 
 
-def balance_groups(
-    columns: FloatArray,
-    *,
-    enrollment_weights: FloatArray | None = None,
-    reply_counts: FloatArray | None = None,
-    reply_weights: FloatArray | None = None,
-) -> dict[str, Moments]:
-    """Return the moments of the groups that are known, by name.
-
-    Parameters
-    ----------
-    columns
-        Of the enrolled, (q, m).
-    enrollment_weights
-        Of the enrolled, (m,).
-    reply_counts, reply_weights
-        How often each of the enrolled replied, and the sum of the weights of its replies, (m,):
-        someone who replied in three rounds counts three times.
-    """
-    weights = {
-        PARTICIPANTS: reply_counts,
-        ENROLLED_WEIGHTED: enrollment_weights,
-        PARTICIPANTS_WEIGHTED: reply_weights,
-    }
-    found = {ENROLLED: weighted_moments(columns)}
-    return found | {
-        name: weighted_moments(columns, w) for name, w in weights.items() if w is not None
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRow:
+class BalanceCell:
     """One column in one group."""
 
-    group: str
     mean: float
-    smd: float  # (E11)
+    smd: float | None  # (E11); none where the scale is 0 and the means differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BalanceRow:
+class BalanceLine:
     """One column, or one level of a category."""
 
     name: str
     mean: float  # of the population
     sd: float
-    groups: tuple[GroupRow, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSummary:
-    """How far a group is from the population in all columns."""
-
-    group: str
-    largest: float  # of |SMD|
-    largest_name: str
-    threshold: float
-    above: tuple[str, ...]  # columns beyond the threshold, the largest first
+    groups: Mapping[str, BalanceCell]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,18 +192,17 @@ class BalanceTable:
     Examples
     --------
     >>> everyone = np.array([[20.0, 30.0, 40.0, 50.0], [0.0, 0.0, 1.0, 1.0]])
-    >>> groups = balance_groups(everyone[:, :3], enrollment_weights=np.array([1.0, 1.0, 2.0]))
-    >>> table = BalanceTable.of(["age", "os[web]"], weighted_moments(everyone), groups,
-    ...                         levels={"os": ("ios", "web")})
-    >>> [(row.name, round(row.groups[0].smd, 3), round(row.groups[1].smd, 3)) for row in table.rows]
-    [('age', -0.387, -0.194), ('os[ios]', 0.289, 0.0), ('os[web]', -0.289, 0.0)]
-    >>> table.summary("enrolled weighted").above
-    ('age',)
+    >>> weighted = weighted_moments(everyone[:, :3], np.array([1.0, 1.0, 2.0]))
+    >>> table = BalanceTable.of(["age", "os[web]"], weighted_moments(everyone),
+    ...                         {"enrolled weighted": weighted}, levels={"os": ("ios", "web")})
+    >>> [(line.name, round(line.groups["enrolled weighted"].smd, 3)) for line in table.lines]
+    [('age', -0.194), ('os[ios]', 0.0), ('os[web]', 0.0)]
     """
 
     scale_from: str  # whose standard deviation is the unit: the population, or a group
-    rows: tuple[BalanceRow, ...]
     groups: tuple[str, ...]
+    lines: tuple[BalanceLine, ...]
+    hidden: int  # levels of too few clients to be shown
 
     @classmethod
     def of(
@@ -317,65 +257,31 @@ class BalanceTable:
     ) -> BalanceTable:
         means = {group: found.with_rests(rests).mean for group, found in groups.items()}
         smds = {group: standardised_differences(m, mean, sd) for group, m in means.items()}
-        rows = tuple(
-            BalanceRow(
+        lines = tuple(
+            BalanceLine(
                 name=name,
                 mean=float(mean[j]),
                 sd=float(sd[j]),
-                groups=tuple(
-                    GroupRow(group=group, mean=float(means[group][j]), smd=float(smds[group][j]))
-                    for group in groups
-                ),
+                groups={group: _cell(means[group][j], smds[group][j]) for group in groups},
             )
             for name, j in places
         )
-        return cls(scale_from=scale_from, rows=rows, groups=tuple(groups))
+        return cls(scale_from=scale_from, groups=tuple(groups), lines=lines, hidden=0)
 
-    def smd(self, group: str) -> dict[str, float]:
-        """Return the differences of a group by column."""
-        if group not in self.groups:
-            raise InputError(f"No group {group!r}; there are {some(self.groups)}.")
-        k = self.groups.index(group)
-        return {row.name: row.groups[k].smd for row in self.rows}
+    def without(self, names: Collection[str]) -> BalanceTable:
+        """Return the table with the lines of these names hidden."""
+        shown = tuple(line for line in self.lines if line.name not in names)
+        return replace(self, lines=shown, hidden=self.hidden + len(self.lines) - len(shown))
 
-    def summary(self, group: str, threshold: float = THRESHOLD) -> GroupSummary:
-        """Return the largest difference of a group and the columns beyond a threshold."""
-        sizes = {name: abs(value) for name, value in self.smd(group).items()}
-        ordered = sorted(sizes, key=lambda name: -sizes[name])
-        return GroupSummary(
-            group=group,
-            largest=sizes[ordered[0]],
-            largest_name=ordered[0],
-            threshold=threshold,
-            above=tuple(name for name in ordered if sizes[name] > threshold),
-        )
 
-    def lines(self, threshold: float = THRESHOLD) -> tuple[str, ...]:
-        """Return what people should read, a line for each group."""
-        out = []
-        for found in (self.summary(group, threshold) for group in self.groups):
-            names = f": {some(found.above)}" if found.above else ""
-            out.append(
-                f"{found.group.capitalize()}: largest |SMD| {found.largest:.3f} "
-                f"({found.largest_name}); {len(found.above)} of {len(self.rows)} above "
-                f"{threshold:g}{names}."
-            )
-        return tuple(out)
-
-    def to_frame(self) -> pl.DataFrame:
-        """Return one row for each column and group."""
-        cells = [(row, cell) for row in self.rows for cell in row.groups]
-        return pl.DataFrame(
-            [(row.name, row.mean, row.sd, cell.group, cell.mean, cell.smd) for row, cell in cells],
-            schema=["name", "population_mean", "population_sd", "group", "mean", "smd"],
-            orient="row",
-        )
+def _cell(mean: float, smd: float) -> BalanceCell:
+    return BalanceCell(mean=float(mean), smd=float(smd) if np.isfinite(smd) else None)
 
 
 def _places(
     names: Sequence[str], levels: Mapping[str, Sequence[str]]
 ) -> tuple[list[tuple[str, int]], list[list[int]]]:
-    """Return rows with their columns, and of levels that have none those beside them."""
+    """Return lines with their columns, and of levels that have none those beside them."""
     places = [(name, j) for j, name in enumerate(names)]
     index = dict(places)
     rests: list[list[int]] = []

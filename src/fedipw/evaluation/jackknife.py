@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedipw.errors import FedIPWError, InputError
-from fedipw.evaluation.estimates import Estimate, Estimator, Group, population_means
+from fedipw.evaluation.estimators import Estimate, Group, Linear, MeanEstimator, population_means
 
 if TYPE_CHECKING:
-    from fedipw.evaluation.twophase import TwoPhase
+    from fedipw.evaluation.sample import TwoPhase
     from fedipw.numerics.types import FloatArray
 
 GROUPS = 50
@@ -22,7 +21,7 @@ GROUPS = 50
 def jackknife_means(
     sample: TwoPhase,
     values: FloatArray,
-    estimators: Sequence[Estimator],
+    estimators: Sequence[MeanEstimator],
     groups: Sequence[Group] = (Group(),),
     *,
     rng: np.random.Generator,
@@ -54,7 +53,7 @@ def jackknife_means(
     count
         G, at most the number of enrolled clients.
     progress
-        Told of groups done and groups in all.
+        Receives groups done and groups in all.
     """
     count = min(count, sample.clients)
     if count < 2:
@@ -78,13 +77,15 @@ def jackknife_means(
         ) from error
     spread = (count - 1) / count * ((means - means.mean(axis=0)) ** 2).sum(axis=0)
     return tuple(
-        _line(sample, values, estimate, lines[k], float(spread[k]), count)
-        for k, estimate in enumerate(found)
+        _with_spread(line, sample, estimator.linear(sample, values, group), spread[k], count)
+        if np.isfinite(line.se)
+        else line
+        for k, (line, (estimator, group)) in enumerate(zip(found, lines, strict=True))
     )
 
 
 def _mean(
-    rest: TwoPhase, values: FloatArray, estimator: Estimator, group: Group, share: float
+    rest: TwoPhase, values: FloatArray, estimator: MeanEstimator, group: Group, share: float
 ) -> float:
     """Return a mean over what is left of a group, NaN if there is none."""
     size = None if group.size is None else group.size * share
@@ -94,30 +95,18 @@ def _mean(
         return np.nan
 
 
-def _line(  # noqa: PLR0917
-    sample: TwoPhase,
-    values: FloatArray,
-    found: Estimate,
-    line: tuple[Estimator, Group],
-    spread: float,
-    count: int,
+def _with_spread(
+    line: Estimate, sample: TwoPhase, linear: Linear, spread: float, count: int
 ) -> Estimate:
-    if not np.isfinite(found.se):
-        return found
+    """Return a line with the error of (E30), ``spread`` its first sum."""
     if not np.isfinite(spread):
         reason = "without one of the jackknife's groups there is no estimate: use more of them"
-        no = np.nan
-        return replace(found, se=no, freedom=no, low=no, high=no, reason=reason)
-    u = line[0].linear(sample, values, line[1]).values[:, None]
+        return line.with_error(np.nan, np.nan, reason)
+    u = linear.values[:, None]
     taken, reason = float(sample.finite(u)[0]), ""
     if abs(spread - taken) <= 1e-12 * spread:
         taken = spread
     if spread < taken:
         taken, reason = 0.0, "nothing taken off for the finite population: too little is left"
     variance = spread - taken + float(sample.enrollment.target_variance(sample.totals(u))[0])
-    se, freedom = float(np.sqrt(variance)), min(found.freedom, count - 1.0)
-    reach = float(stdtrit(max(freedom, 1.0), 0.5 + 0.5 * found.confidence)) * se
-    return replace(
-        found, se=se, freedom=freedom, low=found.estimate - reach, high=found.estimate + reach,
-        reason=reason,
-    )  # fmt: skip
+    return line.with_error(float(np.sqrt(variance)), min(line.freedom, count - 1.0), reason)

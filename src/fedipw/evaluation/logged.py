@@ -1,37 +1,143 @@
-"""The two-phase sample behind a ledger and the metrics of its replies."""
+"""Metrics that clients report, and the two-phase sample they make with the ledger behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.evaluation.estimates import GregMean
-from fedipw.evaluation.metrics import COUNT, VALUE, Metrics
-from fedipw.evaluation.stages import CalibratedEnrollment, FittedEnrollment
-from fedipw.evaluation.steps import StepPhase
-from fedipw.evaluation.twophase import TwoPhase
+from fedipw.evaluation.estimators import GregMean
+from fedipw.evaluation.phases import (
+    CalibratedEnrollment,
+    FittedEnrollment,
+    KnownEnrollment,
+    StepPhase,
+)
+from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics.checks import some
-from fedipw.selection.logged import LoggedParticipation
-from fedipw.selection.steplog import LogSettings, LogWindow
-from fedipw.selection.steps import participation_steps
-from fedipw.tables.ledger import AFTERWARDS, INVITE_PROB, INVITED, OPENED_AT, REPLIED
-from fedipw.tables.population import ID
-from fedipw.weighting.people import KnownPopulation, KnownTotals
-from fedipw.weighting.registry import HAJEK
-from fedipw.weighting.replay import LogPlan, check_present
+from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.rowstore import BlockStore
+from fedipw.selection.saved import ENROLLMENT
+from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
+from fedipw.tables.table import Table, TableLike
+from fedipw.weighting.replay import Observer, Plan, Progress, Replay
+from fedipw.weighting.weigher import StagedEnrollment
 
 if TYPE_CHECKING:
-    from fedipw.evaluation.stages import EnrollmentPhase
+    from fedipw.evaluation.phases import EnrollmentPhase
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
-    from fedipw.tables.ledger import Ledger
-    from fedipw.weighting.registry import Method
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.selection.participation import Participation
+    from fedipw.tables.ledger import Ledger, Round
+    from fedipw.weighting.pipeline import Method
 
-Progress = Callable[[int, int], None]
+VALUE: Final = "value"
+COUNT: Final = "n"
+LARGEST = 1e100  # of a metric; sums of squares stay finite
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What clients reported: ``unit_id``, ``round``, ``value``, and ``n`` where known.
+
+    Examples
+    --------
+    >>> made = Metrics(pl.DataFrame({"unit_id": ["a", "b"], "round": [1, 1], "value": [0.4, 0.7]}))
+    >>> made.rounds, made.of(1)["value"].to_list()
+    ((1,), [0.4, 0.7])
+    """
+
+    frame: pl.DataFrame
+    where: str = "metrics"
+
+    def __post_init__(self) -> None:
+        lacking = [n for n in (ID, ROUND, VALUE) if n not in self.frame.columns]
+        if lacking:
+            raise InputError(
+                f"{self.where} has no column {some(map(repr, lacking))}; it has "
+                f"{some(self.frame.columns)}."
+            )
+        if not self.frame.height:
+            raise InputError(f"{self.where} has no rows.")
+        for name in (ID, ROUND, VALUE, *([COUNT] if COUNT in self.frame.columns else [])):
+            if self.frame[name].null_count():
+                raise InputError(
+                    f"{self.where}: {self.frame[name].null_count()} rows have no {name!r}."
+                )
+        if not self.frame.schema[ROUND].is_integer():
+            raise InputError(f"{self.where}: {ROUND!r} must hold whole numbers.")
+        self._check_numbers()
+        doubled = [p for p in self._by_round.values() if p[ID].n_unique() != p.height]
+        if doubled:
+            twice = pl.concat([part.filter(pl.col(ID).is_duplicated()) for part in doubled])
+            raise InputError(
+                f"{self.where}: {twice.height} rows share {ID} and {ROUND} with another, such as "
+                f"{some(str(v) for v in twice.select(ID, ROUND).rows()[:3])}. Keep one value per "
+                "client and round."
+            )
+
+    def _check_numbers(self) -> None:
+        kind = self.frame.schema[VALUE]
+        if not (kind.is_numeric() or kind == pl.Boolean):
+            raise InputError(f"{self.where}: {VALUE!r} must hold numbers, not {kind}.")
+        odd = int((~self.frame[VALUE].cast(pl.Float64).is_finite()).sum())
+        if odd:
+            raise InputError(f"{self.where}: {odd} values are not finite. Leave such rows out.")
+        large = int((self.frame[VALUE].cast(pl.Float64).abs() > LARGEST).sum())
+        if large:
+            raise InputError(
+                f"{self.where}: {large} values are beyond {LARGEST:g}, where squares overflow. "
+                "Scale the metric down or leave such rows out."
+            )
+        if COUNT in self.frame.columns:
+            counts = self.frame[COUNT]
+            if not counts.dtype.is_numeric() or not bool(
+                ((counts > 0) & counts.cast(pl.Float64).is_finite()).all()
+            ):  # NaN > 0 holds in Polars
+                raise InputError(f"{self.where}: {COUNT!r} must hold finite numbers above 0.")
+
+    @classmethod
+    def read(cls, source: TableLike) -> Metrics:
+        """Return the metrics of a table: a file, a directory of parts or a frame."""
+        table = Table(source)
+        table.require([ID, ROUND, VALUE])
+        names = [n for n in (ID, ROUND, VALUE, COUNT) if n in table.schema]
+        return cls(table.collect(table.scan().select(names)), table.name)
+
+    @cached_property
+    def _by_round(self) -> dict[int, pl.DataFrame]:
+        parts = self.frame.partition_by(ROUND, as_dict=True)
+        return {int(key[0]): part for key, part in parts.items()}
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Rounds with a value, in order."""
+        return tuple(sorted(self._by_round))
+
+    def of(self, index: int) -> pl.DataFrame | None:
+        """Return the rows of a round, none if it has none."""
+        return self._by_round.get(index)
+
+    def against(self, other: Metrics) -> Metrics:
+        """Return the differences to another model's metrics on the same clients and rounds."""
+        keys = (pl.col(ID).cast(pl.String).alias("(id)"), pl.col(ROUND).cast(pl.Int64).alias("(r)"))
+        both = self.frame.with_columns(keys).join(
+            other.frame.select(*keys, pl.col(VALUE).alias("(other)")),
+            on=["(id)", "(r)"], how="inner", maintain_order="left",
+        ).drop("(id)", "(r)")  # fmt: skip
+        if both.height != self.frame.height or both.height != other.frame.height:
+            raise InputError(
+                f"{self.where} and {other.where} must tell of the same clients and rounds: "
+                f"{self.frame.height} and {other.frame.height} rows, {both.height} in both."
+            )
+        apart = pl.col(VALUE).cast(pl.Float64) - pl.col("(other)").cast(pl.Float64)
+        made = both.with_columns(apart.alias(VALUE)).drop("(other)")
+        return Metrics(made, f"{self.where} less {other.where}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +154,7 @@ class LoggedSample:
     left_out: int  # replies without the covariates a model needs
     incomplete: int  # replies of clients in the sample that are left out for either reason
     unreported: int  # replies of evaluated rounds without a metric
-    participation: dict[str, Any] = field(default_factory=dict)  # fitted steps by name
+    by_classifier: tuple[str, ...] = ()  # stages and steps whose error is therefore not known
 
     def notes(self) -> tuple[str, ...]:
         """Return what people should know."""
@@ -60,6 +166,12 @@ class LoggedSample:
                 f"{self.unreported} replies have no metric and were left out: if who reports "
                 "depends on the metric, no weight corrects that."
             )
+        if self.by_classifier:
+            out.append(
+                f"Probabilities of {' and '.join(self.by_classifier)} are by a classifier and "
+                "taken as known: standard errors and intervals, those of a jackknife too, leave "
+                "out that they were estimated."
+            )
         related = [rho for rho in self.sample.correlations if rho > 0.0]
         if related:
             out.append(
@@ -70,253 +182,264 @@ class LoggedSample:
 
 
 def logged_two_phase(
-    people: KnownPopulation | KnownTotals,
+    stage: EnrollmentStage,
     ledger: Ledger,
     metrics: Metrics,
-    plan: LogPlan,
+    plan: Plan,
     *,
     allow_missing: bool = False,
     progress: Progress | None = None,
 ) -> LoggedSample:
-    """Return the replies of a ledger with their metrics as a two-phase sample.
+    """Return the replies of a ledger with their metrics as a two-phase sample, by one pass over it.
 
-    Participation is fitted on all rounds of the ledger; rounds without any metric help to fit it
-    and are not evaluated. Enrollment is fitted or calibrated as the plan's method says.
+    Participation is fitted on all rounds of the ledger, as the plan says; rounds without any metric
+    help to fit it and are not evaluated. Enrollment is fitted or calibrated by the plan's method.
 
     Parameters
     ----------
-    people
-        A population table, or enrolled clients and totals.
+    stage
+        What is known of enrollment.
     ledger
         Closed rounds.
     metrics
         Values of the replies of some rounds.
     plan
-        Method of enrollment and formulas.
+        Method of enrollment, formulas and settings of the fits.
     allow_missing
         Leave replies without a metric out, and count them, instead of raising.
     progress
-        Told of rounds done and rounds in all.
+        Receives rounds done and rounds in all.
     """
-    check_method(people, plan.method)
-    strange = sorted(set(metrics.rounds) - set(ledger.rounds))
-    if strange:
-        raise InputError(f"{metrics.where}: round {some(strange)} is not in {ledger.directory}.")
-    steps = participation_steps(ledger, people.members, plan.formulas)
-    settings = LogSettings(window=LogWindow.POOLED, day_length=plan.settings.day_length)
-    learner = LoggedParticipation(people.members, steps, settings, scratch=plan.scratch)
-    found = _Collected(people.members.size, len(steps), allow_missing)
-    for done, (index, table) in enumerate(zip(ledger.rounds, ledger, strict=True), start=1):
-        found.round(people, ledger, index, table, metrics, learner)
-        if progress is not None:
-            progress(done, len(ledger.rounds))
-    return found.sample(people, plan.method, learner, metrics)
+    check_method(stage, plan.method)
+    found = MetricCollector(stage, ledger, metrics, allow_missing=allow_missing)
+    replay = Replay(stage, ledger, plan, observers=[found], progress=progress)
+    return found.sample(plan.method, replay.learn())
 
 
-def check_method(people: KnownPopulation | KnownTotals, method: Method) -> None:
+def check_method(stage: EnrollmentStage, method: Method) -> None:
     """Raise unless the error of a metric weighted by a method is known."""
-    people.require(method)
-    size = people.size if isinstance(people, KnownPopulation) else people.population_size
-    if size is not None and size < people.members.size:
+    stage.require(method.needs)
+    size, members = stage.size, stage.members.size
+    if size is not None and size < members:
         raise InputError(
-            f"A population of {size:g} cannot have {people.members.size} enrolled clients: correct "
-            "the population size."
+            f"A population of {size:g} cannot have {members} enrolled clients: correct the "
+            "population size."
         )
-    if method.name.removesuffix(HAJEK) != "fedipw" and method.distance is None:
+    calibrated = method.calibration.distance is not None
+    fitted = method.needs.probabilities and not method.calibration.balance
+    if not (calibrated or fitted):
         raise InputError(
             f"{method.name} has no standard error here. Use fedipw, efficient or a calibrated "
             "method; HT, Hájek and GREG forms of the mean are all given."
         )
-    if method.name.startswith("calibrated-noise-aware"):
+    if getattr(method.calibration, "noise_aware", False):
         raise InputError(
-            "calibrated-noise-aware has no standard error here: use calibrated-entropy; standard "
-            "errors of targets enter the interval."
+            f"{method.name} has no standard error here: use calibrated-entropy; standard errors "
+            "of targets enter the interval."
         )
 
 
-@dataclass(slots=True, eq=False)
-class _Collected:
-    """What a pass over the ledger leaves in memory."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Reported:
+    """The replies of an evaluated round that have a value and all covariates."""
 
-    size: int
-    steps: int
-    allow_missing: bool
-    clients: list[list[IntArray]] = field(init=False)  # members behind the rows of each step
-    offsets: list[int] = field(init=False)
-    client: list[IntArray] = field(default_factory=list)
-    code: list[IntArray] = field(default_factory=list)
-    value: list[FloatArray] = field(default_factory=list)
-    count: list[FloatArray] = field(default_factory=list)
-    invite: list[FloatArray] = field(default_factory=list)
-    places: list[list[IntArray]] = field(init=False)  # of replies among the rows of each step
-    rounds: list[int] = field(default_factory=list)
-    lost: list[IntArray] = field(default_factory=list)  # members behind replies left out
-    left_out: int = 0
-    unreported: int = 0
+    index: int
+    members: IntArray  # (k,)
+    values: FloatArray  # (k,)
+    counts: FloatArray  # (k,); NaN where not known
+    invite_prob: FloatArray  # (k,); 1 where the ledger has none
+    places: tuple[IntArray, ...]  # (k,) among the rows of each step
+    lost: IntArray  # members behind the other replies
+    unreported: int  # of those, without a value
 
-    def __post_init__(self) -> None:
-        self.clients = [[] for _ in range(self.steps)]
-        self.places = [[] for _ in range(self.steps)]
-        self.offsets = [0] * self.steps
 
-    def round(  # noqa: PLR0917
+@final
+class MetricCollector(Observer):
+    """Collects a metric's replies while a ledger is read; the learner keeps the coded rows.
+
+    Parameters
+    ----------
+    stage
+        What is known of enrollment.
+    ledger
+        Whose rounds are read.
+    metrics
+        Values of the replies of some rounds.
+    allow_missing
+        Leave replies without a metric out, and count them, instead of raising.
+    """
+
+    def __init__(
         self,
-        people: KnownPopulation | KnownTotals,
+        stage: EnrollmentStage,
         ledger: Ledger,
-        index: int,
-        table: pl.DataFrame,
         metrics: Metrics,
-        learner: LoggedParticipation,
+        *,
+        allow_missing: bool = False,
     ) -> None:
-        """Take one closed round."""
-        where = f"{ledger.directory} round {index}"
-        members = people.members
-        rows = members.rows_of(table[ID], where)
-        moment = table[OPENED_AT][0] if OPENED_AT in table.columns and table.height else None
-        present = members.present(index, moment)
-        if not present.all():
+        strange = sorted(set(metrics.rounds) - set(ledger.rounds))
+        if strange:
             raise InputError(
-                f"{where}: {int((~present).sum())} of {members.size} members are not enrolled "
-                "then. A metric is evaluated over rounds with the same enrollment: give a ledger "
-                "and a table of such rounds."
+                f"{metrics.where}: round {some(strange)} is not in {ledger.directory}."
             )
-        check_present(members, rows, present, where)
-        replied = table[REPLIED].to_numpy()
-        learner.open(table.drop(AFTERWARDS, strict=False), rows)
-        taken = learner.close(replied)
-        self._replies(rows, replied, taken, table, metrics, index, people)
-        for k, flags in enumerate(taken):
-            self.clients[k].append(rows[flags].astype(np.int32))
-            self.offsets[k] += int(flags.sum())
+        self._stage, self._metrics, self._allow_missing = stage, metrics, allow_missing
+        self._where = str(ledger.directory)
+        self._rounds: list[_Reported] = []
+        self._rows: list[int] = []  # of each step so far
 
-    def _replies(  # noqa: PLR0917
+    def learnt(self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray]) -> None:
+        """Take one closed round, and which rows of it each step is fitted on."""
+        absent = self._stage.members.size - len(round_.rows)
+        if absent:
+            raise InputError(
+                f"{self._where} round {round_.index}: {absent} of {self._stage.members.size} "
+                "members are not enrolled then. A metric is evaluated over rounds with the same "
+                "enrollment: give a ledger and a table of such rounds."
+            )
+        before = self._rows or [0] * len(taken)
+        self._rows = [n + int(flags.sum()) for n, flags in zip(before, taken, strict=True)]
+        if self._metrics.of(round_.index) is not None:
+            self._rounds.append(self._reported(round_, table, taken, before))
+
+    def _reported(
         self,
-        rows: IntArray,
-        replied: BoolArray,
-        taken: tuple[BoolArray, ...],
+        round_: Round,
         table: pl.DataFrame,
-        metrics: Metrics,
-        index: int,
-        people: KnownPopulation | KnownTotals,
-    ) -> None:
-        reported, where = metrics.of(index), f"{metrics.where} round {index}"
-        if reported is None:
-            return
-        values, counts = np.full(self.size, np.nan), np.full(self.size, np.nan)
-        who = people.members.rows_of(reported[ID], where)
+        taken: Sequence[BoolArray],
+        before: Sequence[int],
+    ) -> _Reported:
+        """Return the replies of a round; ``taken`` are the rows of each step, after so many."""
+        index, rows = round_.index, round_.rows
+        members, where = self._stage.members, f"{self._metrics.where} round {index}"
+        reported, replied = self._metrics.of(index), table[REPLIED].to_numpy()
+        assert reported is not None
+        values, counts = np.full((2, members.size), np.nan)
+        who = members.rows_of(reported[ID], where)
         values[who] = reported[VALUE].cast(pl.Float64).to_numpy()
         if COUNT in reported.columns:
             counts[who] = reported[COUNT].cast(pl.Float64).to_numpy()
-        heard = np.zeros(self.size, dtype=np.bool_)
+        heard = np.zeros(members.size, dtype=np.bool_)
         heard[rows[replied]] = True
         silent = who[~heard[who]]
         if silent.size:
             raise InputError(
                 f"{where}: {silent.size} client(s) have a metric and did not reply: "
-                f"{some(people.members.frame[ID][silent].to_list())}. Leave their rows out, or "
+                f"{some(members.frame[ID][silent].to_list())}. Leave their rows out, or "
                 f"correct {REPLIED!r} in the ledger."
             )
         lost = replied & np.isnan(values[rows])
-        if lost.any() and not self.allow_missing:
+        if lost.any() and not self._allow_missing:
             raise InputError(
                 f"{where}: {int(lost.sum())} of {int(replied.sum())} replies have no metric. Add "
                 "them, leave the whole round out, or allow missing metrics (--missing-metrics)."
             )
         known = np.logical_and.reduce([replied & ~lost, *taken])
-        self.unreported += int(lost.sum())
-        self.left_out += int((replied & ~lost & ~known).sum())
-        self.lost.append(rows[replied & ~known])
-        chosen = np.flatnonzero(known)
-        self.client.append(rows[chosen])
-        self.code.append(np.full(len(chosen), len(self.rounds)))
-        self.value.append(values[rows[chosen]])
-        if COUNT in reported.columns:
-            self.count.append(counts[rows[chosen]])
-        self.rounds.append(index)
-        for k, flags in enumerate(taken):
-            self.places[k].append(self.offsets[k] + np.cumsum(flags)[chosen] - 1)
+        chosen, invite = np.flatnonzero(known), np.ones(len(rows))
         if INVITE_PROB in table.columns:
-            self.invite.append(table[INVITE_PROB].cast(pl.Float64).to_numpy()[chosen])
+            invite = table[INVITE_PROB].cast(pl.Float64).to_numpy()
+        return _Reported(
+            index=index,
+            members=rows[chosen],
+            values=values[rows[chosen]],
+            counts=counts[rows[chosen]],
+            invite_prob=invite[chosen],
+            places=tuple(
+                n + np.cumsum(flags)[chosen] - 1 for n, flags in zip(before, taken, strict=True)
+            ),
+            lost=rows[replied & ~known],
+            unreported=int(lost.sum()),
+        )
 
-    def sample(
-        self,
-        people: KnownPopulation | KnownTotals,
-        method: Method,
-        learner: LoggedParticipation,
-        metrics: Metrics,
-    ) -> LoggedSample:
-        """Fit participation on all rounds and enrollment, and return the sample."""
-        client = np.concatenate(self.client) if self.client else np.empty(0, dtype=np.int64)
-        if not client.size:
+    def sample(self, method: Method, learner: Participation) -> LoggedSample:
+        """Fit participation on all rounds and enrollment, and return the sample.
+
+        ``learner`` has seen the rounds that were collected.
+        """
+        rounds = self._rounds
+        if not any(len(found.members) for found in rounds):
             raise InputError(
-                f"{metrics.where}: no evaluated round has a reply that can be weighed."
+                f"{self._metrics.where}: no evaluated round has a reply that can be weighed."
             )
+        client = np.concatenate([found.members for found in rounds])
         models = learner.pooled(certain=True)
-        phase, inside, regression = _enrollment(people, method)
+        phase, inside, regression = _enrollment(self._stage, method)
         n = int(inside.sum())
-        codes = np.full(self.size, n)
+        codes = np.full(len(inside), n, dtype=np.int32)
         codes[inside] = np.arange(n)
         kept = inside[client]
-        steps = []
-        for k, log in enumerate(learner.logs):
-            if log.step.name not in models:
+        steps, prob = [], np.ones(int(kept.sum()))
+        by_classifier = [ENROLLMENT] if isinstance(phase, KnownEnrollment) else []
+        for k, step in enumerate(learner.steps):
+            if step.step.name not in models:
                 continue  # everybody passed
-            assert log.frame is not None
-            fit = models[log.step.name].fit
-            beta = log.frame.matrix() @ np.append(fit.coefficients, fit.intercept)
-            rows = codes.astype(np.int32)[np.concatenate(self.clients[k])]
-            self.clients[k] = []
+            store, fit = step.store, models[step.step.name].fit
+            assert isinstance(store, BlockStore)
+            assert store.frame is not None
+            replies = np.concatenate([found.places[k] for found in rounds])[kept]
+            if not isinstance(fit, LogisticFit):  # its own error is not known: taken as given
+                X, _, clients = store.rounds(0, learner.rounds).matrix()
+                prob = prob * fit.prob(X[replies].T, clients[replies])
+                by_classifier.append(step.step.name)
+                continue
             steps.append(
-                StepPhase.of(log.blocks, rows, beta, np.concatenate(self.places[k])[kept], n)
-            )
-        prob = np.prod([np.ones(int(kept.sum())), *(step.reply_prob for step in steps)], axis=0)
-        if learner.logs[-1].step.among == INVITED and self.invite:
-            prob = prob * np.concatenate(self.invite)[kept]
-        made = TwoPhase(
-            client=codes[client[kept]],
-            round=np.concatenate(self.code)[kept],
-            prob=prob,
-            rounds=len(self.rounds),
-            enrollment=phase,
-            steps=tuple(steps),
-            times=np.array(self.rounds),
-        )
-        counts = np.concatenate(self.count)[kept] if self.count else None
-        size = people.size if isinstance(people, KnownPopulation) else people.population_size
+                StepPhase.of(
+                    store.blocks, store.frame, fit, clients=codes[store.row_clients],
+                    replies=replies, n=n,
+                )
+            )  # fmt: skip
+            prob = prob * steps[-1].reply_prob
+        if learner.steps[-1].step.among == INVITED:
+            prob = prob * np.concatenate([found.invite_prob for found in rounds])[kept]
+        lost = np.concatenate([found.lost for found in rounds])
+        unreported = sum(found.unreported for found in rounds)
+        counts = np.concatenate([found.counts for found in rounds])[kept]
+        code = np.repeat(np.arange(len(rounds)), [len(found.members) for found in rounds])
+        numbers = np.array([found.index for found in rounds])
+        size = self._stage.size
         return LoggedSample(
-            sample=made,
-            values=np.concatenate(self.value)[kept],
-            counts=counts,
-            rounds=np.array(self.rounds),
+            sample=TwoPhase(
+                client=codes[client[kept]].astype(np.int64),
+                round=code[kept],
+                prob=prob,
+                rounds=len(rounds),
+                enrollment=phase,
+                steps=tuple(steps),
+                times=numbers,
+            ),
+            values=np.concatenate([found.values for found in rounds])[kept],
+            counts=None if np.isnan(counts).any() else counts,
+            rounds=numbers,
             members=np.flatnonzero(inside),
             regression=regression,
             population_size=None if size is None else float(size),
-            left_out=self.left_out + int((~kept).sum()),
-            incomplete=int(inside[np.concatenate(self.lost)].sum()),
-            unreported=self.unreported,
-            participation=models,
+            left_out=len(lost) - unreported + int((~kept).sum()),
+            incomplete=int(inside[lost].sum()),
+            unreported=unreported,
+            by_classifier=tuple(by_classifier),
         )
 
 
 def _enrollment(
-    people: KnownPopulation | KnownTotals, method: Method
+    stage: EnrollmentStage, method: Method
 ) -> tuple[EnrollmentPhase, BoolArray, GregMean | None]:
     """Return the phase, which members are in it, and the regression their columns allow."""
-    everyone = np.ones(people.members.size, dtype=np.bool_)
-    standing = people.at(everyone, method)
-    inside = standing.units.enrolled
-    phase: EnrollmentPhase
-    if method.distance is not None:
-        balance = standing.facts.balance_for(method.name, rich=method.balanced == "rich")
-        phase = CalibratedEnrollment.of(balance, method.distance)
+    everyone = np.ones(stage.members.size, dtype=np.bool_)
+    state = StagedEnrollment(stage, method).at(everyone)
+    inside, distance = state.enrolled, method.calibration.distance
+    if distance is not None:
+        balance = state.balance_for(method.name, method.calibration.balance)
+        phase = CalibratedEnrollment.of(balance, distance)
         return phase, inside, GregMean(balance.matrix[balance.enrolled], balance.mean)
-    assert isinstance(people, KnownPopulation)
-    if standing.model is None:
+    if state.model is None or stage.coded is None:
         raise InputError(
-            f"Enrollment has no model ({standing.note}). Every client is enrolled in all rounds: "
+            f"Enrollment has no model ({state.note}). Every client is enrolled in all rounds: "
             "leave the dates of enrollment out of the table."
         )
-    columns, _ = people.columns
-    rows = people.rows_at(everyone)
-    phase = FittedEnrollment.of(rows, people.coded.frame, standing.model.fit, columns)
-    return phase, inside, GregMean(columns.T.copy(), people.coded.means())
+    main, fit = stage.balance("main", inside), state.model.fit
+    regression = GregMean(main.matrix[inside], main.mean)
+    if not isinstance(fit, LogisticFit):  # its own error is not known: taken as given
+        known = KnownEnrollment(weights=1.0 / state.prob[inside], population_size=stage.coded.rows)
+        return known, inside, regression
+    columns = np.ascontiguousarray(main.matrix[inside].T)
+    fitted = FittedEnrollment.of(stage.coded.partitions, stage.coded.frame, fit, columns)
+    return fitted, inside, regression

@@ -1,4 +1,4 @@
-"""How far a weighted metric can move if unobserved drivers act on selection."""
+"""How wrong weights can be, and how far a weighted metric moves, under unobserved selection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.evaluation.weight_errors import sensitivity_ratios
 from fedipw.numerics.checks import check_finite, check_positive, check_probability, check_rows
 
 if TYPE_CHECKING:
@@ -18,6 +17,69 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import CodeArray, FloatArray
 
 _LARGEST = 1e100  # weight of one stage; products of two and their sums stay finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightErrors:
+    r"""Three sizes of the weight ratio's distance from a constant.
+
+    .. math::
+       \epsilon_{raw} = \max_i |\rho_i - 1|, \qquad
+       \epsilon_{centred} = \frac{\rho_{max} - \rho_{min}}{\rho_{max} + \rho_{min}}, \qquad
+       \epsilon_{rms} = \sqrt{\text{mean}\,(\rho_i/\bar\rho - 1)^2} \qquad (T3)
+
+    A constant ratio only rescales the step, so the raw error can be large where nothing is biased;
+    the centred and the mean-square errors then vanish. Bounds stated for the centred error hold
+    with the server step multiplied by ``step_factor`` :math:`c = (\rho_{max} + \rho_{min})/2`, as
+    long as :math:`c\gamma \ge 1` and :math:`p_{min}` bounds :math:`c\hat p` too.
+    """
+
+    raw: float
+    centred: float
+    rms: float
+    step_factor: float
+
+
+def sensitivity_ratios(prob: ArrayLike, odds_ratio: float) -> tuple[FloatArray, FloatArray]:
+    r"""Return the least and largest rho if unobserved drivers move the odds by up to Lambda.
+
+    Under the marginal sensitivity model (Tan 2006) the true :math:`1/\pi` lies in
+    :math:`1 + (1/\hat\pi - 1)[1/\Lambda, \Lambda]`, so
+
+    .. math:: \rho = \frac{\pi}{\hat\pi} \in
+       \left[\frac{1}{\hat\pi + (1 - \hat\pi)\Lambda},\;
+       \frac{1}{\hat\pi + (1 - \hat\pi)/\Lambda}\right] \qquad (T4)
+
+    >>> low, high = sensitivity_ratios([0.5], 1.0)
+    >>> float(low[0]), float(high[0])
+    (1.0, 1.0)
+    """
+    if not (np.isfinite(odds_ratio) and odds_ratio >= 1.0):
+        raise InputError(f"Lambda is an odds ratio of at least 1, not {odds_ratio!r}.")
+    hat = check_probability(prob, "prob")
+    return 1.0 / (hat + (1.0 - hat) * odds_ratio), 1.0 / (hat + (1.0 - hat) / odds_ratio)
+
+
+def sensitivity_errors(prob: ArrayLike, odds_ratio: float) -> WeightErrors:
+    """Return the largest errors the marginal sensitivity model allows at Lambda.
+
+    Raw and centred errors are attained, the centred one by two different clients at opposite ends
+    of their ranges; the root mean square is an upper bound, the largest coefficient of variation
+    of numbers no further apart.
+    """
+    low, high = sensitivity_ratios(prob, odds_ratio)
+    raw = max(float(high.max()) - 1.0, 1.0 - float(low.min()))
+    if len(low) == 1:  # a single client has nobody to differ from
+        return WeightErrors(raw=raw, centred=0.0, rms=0.0, step_factor=float(low[0] + high[0]) / 2)
+    highest, lowest = np.argsort(high)[-2:], np.argsort(low)[:2]
+    pairs = [(float(high[i]), float(low[j])) for i in highest for j in lowest if i != j]
+    top, bottom = max(pairs, key=lambda pair: pair[0] / pair[1])
+    return WeightErrors(
+        raw=raw,
+        centred=(top - bottom) / (top + bottom),
+        rms=(top - bottom) / (2.0 * float(np.sqrt(top * bottom))),
+        step_factor=0.5 * (top + bottom),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedipw.flower.client import declined, describes
-    from fedipw.flower.fates import Fate
+    from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
     from fedipw.flower.screen import Screen
     from fedipw.flower.strategy import FedIPW
 
-__all__ = ["Fate", "FedIPW", "GaussianNoise", "Screen", "declined", "describes"]
+__all__ = ["FedIPW", "GaussianNoise", "Outcome", "Screen", "declined", "describes"]
 
 _HOMES = {
-    "Fate": "fates",
     "FedIPW": "strategy",
     "GaussianNoise": "privacy",
+    "Outcome": "outcomes",
     "Screen": "screen",
     "declined": "client",
     "describes": "client",

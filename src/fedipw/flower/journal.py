@@ -1,49 +1,47 @@
-"""What a run leaves on disk beside its ledger, so that it can go on after a kill.
+"""Models, the wrapped strategy's state and metrics on disk, to resume a run after a kill.
 
-A round of training counts as done when its file stands in the ledger, and the model after it is
-written before that. A killed server therefore finds the model of its last closed round, and what
-was written of a round that never closed is not looked at.
+A round of training is closed when its file is in the ledger, and the model after it is written
+before that. A killed server therefore finds the model of its last closed round, and ignores what
+was written of a round that never closed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from flwr.app import ArrayRecord, MetricRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Strategy
 
 from fedipw.errors import InputError
-from fedipw.flower.inner import packed_record, unpacked_record
+from fedipw.flower.screen import array_view
+from fedipw.storage.atomic import write_texts
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
-from fedipw.tables.tables import write_texts
 
 TRAINED, EVALUATED, SERVER = "train", "evaluate", "server"
+_SENT: Final = frozenset({"current_arrays"})  # set anew whenever a round is configured
+_PLAIN = (bool, int, float, str)
+_LOG = getLogger("flwr.fedipw")
 
 
 class Journal:
-    """Models and metrics of a run by round.
-
-    Parameters
-    ----------
-    directory
-        Where files go.
-    settings
-        What must not change when a run is resumed.
-    """
+    """Models and metrics of a run by round; its settings must be the same when it is resumed."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         self.directory = directory
         self._fingerprint = json.dumps(dict(settings), sort_keys=True)
 
     def save_model(self, index: int, model: ArrayRecord, state: dict[str, Any]) -> None:
-        """Write the model after a round and what else the next one needs."""
-        whole = {"model": packed_record(model), **state}
+        """Write the model after a round and the state the next one needs."""
+        whole = {"model": _packed(model), **state}
         save_checkpoint(self.directory, whole, self._fingerprint, name=_model_file(index))
 
     def load_model(self, index: int) -> tuple[ArrayRecord, dict[str, Any]]:
-        """Return the model after a round and what was saved with it."""
+        """Return the model after a round and the state saved with it."""
         name = _model_file(index)
         state = load_checkpoint(
             self.directory, self._fingerprint, name=name,
@@ -54,7 +52,7 @@ class Journal:
                 f"The ledger has {index} closed rounds, but {self.directory / name} is missing: "
                 "there is no model to go on with. Restore it, or begin with an empty ledger."
             )
-        return unpacked_record(state.pop("model")), state
+        return _unpacked(state.pop("model")), state
 
     def forget_models(self, before: int) -> None:
         """Remove models of earlier rounds."""
@@ -62,14 +60,14 @@ class Journal:
             if path.name < _model_file(before):
                 path.unlink(missing_ok=True)
 
-    def write(self, kind: str, index: int, metrics: MetricRecord | None, **facts: Any) -> None:
-        """Write a round's metrics of one kind; none are written too, as such."""
+    def write(self, kind: str, index: int, metrics: MetricRecord | None, **more: Any) -> None:
+        """Write a round's metrics of one kind, also if there are none."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        plain = {"metrics": None if metrics is None else dict(metrics), **facts}
+        plain = {"metrics": None if metrics is None else dict(metrics), **more}
         write_texts({self._path(kind, index): json.dumps(plain) + "\n"})
 
     def read(self, kind: str, index: int) -> dict[str, Any] | None:
-        """Return what was written of a round, none if nothing was."""
+        """Return the record written for a round, none if there is none."""
         path = self._path(kind, index)
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -92,3 +90,64 @@ class Journal:
 
 def _model_file(index: int) -> str:
     return f"round-{index:06d}.npz"
+
+
+class InnerState:
+    """The wrapped strategy's state: arrays such as moments, and plain values that have changed.
+
+    Settings that are as they were given are not part of it, so that a run can be resumed with
+    others. A value of another kind cannot be saved; the log names it once.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self._given = {k: v for k, v in vars(strategy).items() if isinstance(v, _PLAIN)}
+        self._unsaved = {k for k, v in vars(strategy).items() if _packed(v) is None}
+
+    def packed(self) -> dict[str, Any]:
+        """Return the state as arrays and plain values."""
+        found = {}
+        for name, value in vars(self.strategy).items():
+            if name in _SENT or (name in self._given and self._given[name] == value):
+                continue
+            made = _packed(value)
+            if made is not None:
+                found[name] = made
+            elif name not in self._unsaved:
+                self._unsaved.add(name)
+                _LOG.warning(
+                    "FedIPW: %s.%s (%s) cannot be saved: a resumed run starts without it.",
+                    type(self.strategy).__name__, name, type(value).__name__,
+                )  # fmt: skip
+        return found
+
+    def restore(self, packed: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
+        for name, made in packed.items():
+            setattr(self.strategy, name, _unpacked(made))
+
+
+def _packed(value: object) -> dict[str, Any] | None:
+    """Return a value with its kind, none if the kind is unknown."""
+    if value is None or isinstance(value, _PLAIN):
+        return {"kind": "plain", "value": value}
+    if isinstance(value, np.ndarray):
+        return {"kind": "array", "value": value}
+    if isinstance(value, ArrayRecord):
+        arrays = [array_view(array) for array in value.values()]
+        return {"kind": "record", "keys": list(value), "value": arrays}
+    if isinstance(value, list | tuple) and all(isinstance(v, np.ndarray) for v in value):
+        return {"kind": "list", "value": list(value)}
+    if isinstance(value, Mapping) and all(isinstance(v, np.ndarray) for v in value.values()):
+        return {"kind": "dict", "keys": list(value), "value": list(value.values())}
+    return None
+
+
+def _unpacked(made: Mapping[str, Any]) -> Any:
+    kind, value = made["kind"], made["value"]
+    if kind in {"plain", "array", "list"}:
+        return value
+    pairs = zip(made["keys"], value, strict=True)
+    if kind == "record":
+        return ArrayRecord({key: Array(np.asarray(array)) for key, array in pairs})
+    return dict(pairs)

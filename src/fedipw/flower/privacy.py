@@ -1,10 +1,10 @@
-"""Gaussian noise scaled to the largest influence of a client, and what it has cost so far."""
+"""Differential privacy: Gaussian noise scaled to a client's largest influence, and its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import (
@@ -14,12 +14,10 @@ from flwr.serverapp import (
     RdpAccountant,
     SamplingMethod,
 )
+from numpy.typing import NDArray
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,36 +26,23 @@ class GaussianNoise:
 
     .. math:: \sum_{i \in S} w_i \Delta_i + N(0, (z\, C \max_{i \in S} |w_i|)^2 I), \qquad (O7)
 
-    with updates clipped to norm C (O6) before they are weighted. What is protected are updates: two
-    runs are neighbours if they differ in that one client's updates are zero in one of them. Its
-    influence on a sum is then at most :math:`C \max |w_i|`, each round is one Gaussian mechanism of
-    multiplier z, and R of them cost what one of multiplier :math:`z / \sqrt R` does. Nothing is
-    gained from sampling, since who takes part is neither random nor secret. This holds if
-
-    - the server is trusted: it sees every update, and noise is its own;
-    - covariates, enrollment, who was invited, who replied and when, and so the weights and the
-      largest of them, are public and the same in both runs: they must not depend on a client's
-      training data;
-    - so is which replies the screen refused: a client whose update is beyond ``max_norm`` or not
-      finite shows just that, in the weights of all others and in the ledger;
-    - metrics that clients report, in training and evaluation, are public: they get no noise;
-    - the wrapped strategy reads updates through their weighted mean alone, as Flower's own do;
-    - only models of closed rounds are released: a round that a crash cut off is trained anew with
-      fresh noise, and the sum it had before does not count;
-    - numbers count as real numbers: noise is NumPy's (PCG64), rounded to the model's type, and not
-      safe against attacks on low-order digits. Noise far below the resolution of large parameters
-      in float32 is lost.
+    with updates clipped to norm C (O6) before they are weighted. It protects updates: two runs are
+    neighbours if they differ in that one client's updates are zero in one of them. Its influence on
+    a sum is then at most :math:`C \max |w_i|`, each round is one Gaussian mechanism of multiplier
+    z, and R of them cost as much as one of :math:`z / \sqrt R`. There is no amplification by
+    sampling, since participation is not secret. The server is trusted; weights,
+    participation, refusals and metrics are public: :doc:`/flower-privacy` has all assumptions.
 
     Parameters
     ----------
     multiplier
         z, the noise's standard deviation over the largest influence.
     delta
-        At which epsilon is reported.
+        The delta at which epsilon is reported.
     max_epsilon
         A round that would spend more is not begun: training ends before it.
     seed
-        For tests: noise somebody can repeat protects nothing.
+        For tests only: noise that can be repeated protects nothing.
     """
 
     multiplier: float
@@ -74,7 +59,7 @@ class GaussianNoise:
 
 
 class NoisySums:
-    """Noise for round after round, accounted by Rényi differential privacy."""
+    """The noise of each round, accounted by Rényi differential privacy."""
 
     def __init__(self, settings: GaussianNoise, clients: int) -> None:
         self.settings = settings
@@ -129,7 +114,7 @@ class NoisySums:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what was spent, as plain values."""
+        """Return the privacy spent, as plain values."""
         return self._accountant.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Replies screened before they count: one bad reply is left out and recorded, and nothing stops."""
+"""Screening of replies: a bad one is refused and recorded, and training goes on."""
 
 from __future__ import annotations
 
@@ -6,52 +6,51 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from fedipw.errors import InputError
-from fedipw.flower.arrays import Layout
+from fedipw.flower.outcomes import RoundOutcomes, Values
 from fedipw.numerics.checks import check_positive
-from fedipw.numerics.distance import squared_distance
+from fedipw.numerics.compiled import squared_distance
 from fedipw.numerics.threads import over_ranges
+from fedipw.weighting.weigher import RoundWeights
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedipw.flower.fates import Settled
-
-
+_STYPE = "numpy.ndarray"
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _Names = tuple[Any, ...]
 
 
 class _RefusedError(Exception):
-    """Why a reply is left out."""
+    """The reason for which a reply is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    r"""What a reply must be like to count.
+    r"""The conditions a reply must meet.
 
     Its one array record has the keys and shapes of the model that was sent, all numbers are finite,
-    and the update :math:`\Delta_i` is no longer than ``max_norm``. With ``clip`` = C a longer
-    update is shortened, before it is weighted:
+    and the norm of the update :math:`\Delta_i` is at most ``max_norm``. With ``clip`` = C a longer
+    update is clipped before it is weighted:
 
     .. math:: \Delta_i \leftarrow c_i \Delta_i, \quad
        c_i = \min(1, C / \lVert \Delta_i \rVert), \qquad (O6)
 
-    so that no client moves the aggregate by more than :math:`C \max_i |w_i|`. Who is left out here
-    did not take part, as far as the weights are concerned: a limit that clients exceed because of
-    what their data are like selects on the outcome, and no weight corrects that. Clipping biases
-    the sum too, but keeps everybody in.
+    so that no client moves the aggregate by more than :math:`C \max_i |w_i|`. For the weights a
+    refused client did not take part: a limit that clients exceed because of their data selects on
+    the outcome, and no weight corrects that. Clipping biases the sum too, but keeps every client.
 
     Parameters
     ----------
     max_norm
-        Longest update that is not absurd.
+        Largest norm of an update that is accepted.
     clip
-        C; updates are not shortened by default.
+        C; updates are not clipped by default.
     """
 
     max_norm: float = 1e6
@@ -63,9 +62,53 @@ class Screen:
             check_positive(self.clip, "clip")
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an array is laid out in its bytes: its header, and what the header says."""
+
+    head: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: str
+
+    @classmethod
+    def of(cls, array: Array) -> Self:
+        """Return the layout of an array; ValueError for bytes that are not an array."""
+        if array.stype != _STYPE:
+            raise ValueError(f"serialised as {array.stype!r}")
+        stream = BytesIO(array.data)
+        try:
+            shape, fortran, dtype = _HEADERS[npy.read_magic(stream)](stream)
+        except (KeyError, TypeError, EOFError) as error:
+            raise ValueError("no header") from error
+        if dtype.hasobject:
+            raise ValueError("holds objects")
+        return cls(array.data[: stream.tell()], dtype, shape, "F" if fortran else "C")
+
+    def view(self, array: Array) -> NDArray[Any]:
+        """Return an array's numbers without a copy, quickly if it has this layout."""
+        own = self
+        if array.stype != _STYPE or not array.data.startswith(self.head):
+            own = type(self).of(array)
+        flat = np.frombuffer(array.data, dtype=own.dtype, offset=len(own.head))
+        return flat.reshape(own.shape, order=own.order)  # type: ignore[call-overload,no-any-return]
+
+
+def array_view(array: Array) -> NDArray[Any]:
+    """Return an array without a copy, read-only, as its bytes say and not as its fields claim.
+
+    Raises ValueError for bytes that are not an array.
+
+    >>> from flwr.app import Array
+    >>> array_view(Array(np.arange(3.0)))
+    array([0., 1., 2.])
+    """
+    return Layout.of(array).view(array)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SentModel:
-    """The model that clients were sent, as arrays to compare replies with."""
+    """The model that clients were sent, with which their replies are compared."""
 
     record: ArrayRecord
     arrays: Mapping[str, NDArray[Any]]
@@ -86,28 +129,28 @@ class SentModel:
                 )
         return cls(record, arrays, layouts)
 
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return sum(array.size for array in self.arrays.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """What screening found of the replies that count."""
+    """The updates that were accepted: how they are clipped, and the largest norm."""
 
     factors: Mapping[int, float]  # c_i by place (O6), 1 where nothing is clipped
-    largest_norm: float = 0.0  # before clipping
+    largest_norm: float  # before clipping
 
-    @property
-    def clipped(self) -> int:
-        """Number of updates that were too long."""
-        return sum(factor < 1.0 for factor in self.factors.values())
+    def metrics(self, found: RoundWeights | None, screen: Screen, *, private: bool) -> Values:
+        """Return metrics of the updates; if they are private, only those that do not read them."""
+        values: Values = {} if private else {"update-norm-largest": self.largest_norm}
+        if screen.clip is not None:
+            largest = 0.0 if found is None else float(np.abs(found.weights).max())
+            values["influence"] = screen.clip * largest
+            if not private:
+                values["clipped"] = sum(factor < 1.0 for factor in self.factors.values())
+        return values
 
 
-def screened(settled: Settled, sent: SentModel, screen: Screen) -> Screened:
-    """Refuse the replies that do not fit, and find which updates are too long."""
-    parts = {place: _Parts.of(message.content) for place, message in settled.replies.items()}
+def screened(outcomes: RoundOutcomes, sent: SentModel, screen: Screen) -> Screened:
+    """Refuse the replies that fail the screen, and return how the others are clipped."""
+    parts = {place: _Parts.of(message.content) for place, message in outcomes.replies.items()}
     places, usual = list(parts), _usual(part.names for part in parts.values())
     found: list[float | _RefusedError] = [math.nan] * len(places)
 
@@ -118,30 +161,31 @@ def screened(settled: Settled, sent: SentModel, screen: Screen) -> Screened:
             except _RefusedError as reason:
                 found[k] = reason
 
-    over_ranges(len(places), norms, work=float(sent.size * len(places)))
+    size = sum(array.size for array in sent.arrays.values())
+    over_ranges(len(places), norms, work=float(size * len(places)))
+    limit = math.inf if screen.clip is None else screen.clip
     factors, largest = {}, 0.0
     for place, norm in zip(places, found, strict=True):
         if isinstance(norm, _RefusedError):
-            settled.refuse(place, str(norm))
+            outcomes.refuse(place, str(norm))
             continue
         largest = max(largest, norm)
-        long = screen.clip is not None and norm > screen.clip
-        factors[place] = screen.clip / norm if long and screen.clip is not None else 1.0
+        factors[place] = limit / norm if norm > limit else 1.0
     return Screened(factors, largest)
 
 
-def screened_metrics(settled: Settled) -> None:
-    """Refuse replies to an evaluation whose metrics do not fit."""
+def screened_metrics(outcomes: RoundOutcomes) -> None:
+    """Refuse replies to an evaluation whose metrics are not finite or differ from most."""
     parts = {
         place: replace(_Parts.of(message.content), arrays={})
-        for place, message in settled.replies.items()
+        for place, message in outcomes.replies.items()
     }
     usual = _usual(part.names for part in parts.values())
     for place, part in parts.items():
         try:
             part.check_metrics(usual)
         except _RefusedError as reason:
-            settled.refuse(place, str(reason))
+            outcomes.refuse(place, str(reason))
 
 
 def metrics_of(content: RecordDict) -> MetricRecord:
@@ -155,7 +199,7 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
 
 
 def _usual(names: Iterable[_Names]) -> _Names | None:
-    """Return the names of records and metrics that most replies have; the first of equals."""
+    """Return the names of records and metrics that most replies have; the first if tied."""
     found = Counter(names).most_common(1)
     return found[0][0] if found else None
 
@@ -196,7 +240,7 @@ class _Parts:
                 raise _RefusedError(f"metric {name!r} is not finite")
 
     def norm(self, usual: _Names | None, sent: SentModel, screen: Screen) -> float:
-        """Return the norm of the update, or say why the reply does not count."""
+        """Return the norm of the update, or raise the reason to refuse it."""
         if len(self.arrays) != 1:
             raise _RefusedError(f"{len(self.arrays)} array records, not one")
         self.check_metrics(usual)

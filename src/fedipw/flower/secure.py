@@ -2,8 +2,8 @@ r"""Weights applied by the client, so that secure aggregation shows the server o
 
 Flower's SecAgg+ adds up vectors that the server cannot read one by one. A client that knows its
 weight sends :math:`w_i \Delta_i`, and the server learns :math:`\sum_i w_i \Delta_i` and no term of
-it. It knows its weight because it is told, or because it is told the models behind it
-(:class:`WeightModel`) and keeps its covariates to itself.
+it. It receives its weight, or the models behind it (:class:`WeightModel`), and then keeps its
+covariates to itself.
 
 Clients report ``num_examples = 1`` and the workflow has ``max_weight = 1``: a weight reported as a
 number of examples would reach the server in clear.
@@ -14,34 +14,29 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self, final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive, check_probability
 from fedipw.numerics.logistic import sigmoids
-from fedipw.selection.stage import AVAILABILITY, ENROLLMENT, PARTICIPATION, REPLY
+from fedipw.numerics.types import FloatArray
+from fedipw.selection.saved import AVAILABILITY, ENROLLMENT, PARTICIPATION, REPLY, StageModel
 from fedipw.tables.design import Design
-from fedipw.weighting.functions import horvitz_thompson_weights
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fedipw.numerics.types import FloatArray
-    from fedipw.selection.stage import StageModel
 
 FORMAT: Final = "fedipw-weight-model"
-VERSION: Final = 1
+VERSION: Final = 2
 Covariates = Mapping[str, float | bool | str | None]
 _STEPS: Final = ((), (PARTICIPATION,), (AVAILABILITY,), (REPLY,), (AVAILABILITY, REPLY))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Chance:
+class StageProbability:
     """P(selected | x) of a stage: its design and coefficients, and nothing else of the fit."""
 
     stage: str
@@ -52,8 +47,8 @@ class Chance:
 
     @classmethod
     def of(cls, model: StageModel) -> Self:
-        """Return what a client needs of a fitted stage."""
-        fit = model.fit
+        """Return the design and coefficients of a fitted stage."""
+        fit = model.logistic()
         levels = [term.name for term in model.design.terms if term.level]
         return cls(
             stage=model.stage, design=model.design, coefficients=fit.coefficients,
@@ -61,37 +56,33 @@ class Chance:
         )  # fmt: skip
 
     def prob(self, covariates: Covariates) -> float:
-        """Return the probability of one client; one the model says nothing about is an error."""
+        """Return the probability of one client; InputError where the model has none."""
         known = {name: [covariates[name]] for name in self.design.columns if name in covariates}
         rows = self.design.rows(pl.DataFrame(known), "covariates")
         if rows.kept is not None and not rows.kept.all():
-            gone = sorted(name for name, lost in rows.missing.items() if lost)
+            gaps = sorted(name for name, lost in rows.missing.items() if lost)
+        else:
+            index = self.design.names.index
+            gaps = [name for name in self.unseen if rows.columns[index(name), 0] != 0.0]
+        if gaps:
             raise InputError(
-                f"{', '.join(gone)}: missing, or a level the model of {self.stage} does not know. "
-                "There is no weight: decline the invitation."
-            )
-        strange = [n for n in self.unseen if rows.columns[self.design.names.index(n), 0] != 0.0]
-        if strange:
-            raise InputError(
-                f"{', '.join(strange)}: no row behind the model of {self.stage} had it. There is "
-                "no weight: decline the invitation."
+                f"{', '.join(gaps)}: missing, or a level that no row behind the model of "
+                f"{self.stage} had. There is no weight: decline the invitation."
             )
         odds = self.coefficients @ rows.columns + self.intercept
         return float(sigmoids(np.ascontiguousarray(odds), shift=0.0)[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values from which ``from_json`` makes the same."""
+        """Return plain values for ``from_json``."""
+        coefficients = self.coefficients.tolist()
         return {
-            "stage": self.stage,
-            "design": self.design.to_json(),
-            "coefficients": self.coefficients.tolist(),
-            "intercept": self.intercept,
-            "unseen": list(self.unseen),
-        }
+            "stage": self.stage, "design": self.design.to_json(), "coefficients": coefficients,
+            "intercept": self.intercept, "unseen": list(self.unseen),
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Self:
-        """Return what plain values say."""
+        """Return the stage that ``to_json`` made plain values of."""
         design = Design.from_json(saved["design"])
         coefficients = np.array(saved["coefficients"], dtype=np.float64)
         intercept = float(saved["intercept"])
@@ -120,84 +111,55 @@ class WeightModel:
 
     Examples
     --------
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from fedipw.tables import TableFile
-    >>> from fedipw.selection import table_model
-    >>> path = Path(tempfile.mkdtemp()) / "people.csv"
+    >>> from fedipw.selection.coded import table_model
+    >>> from fedipw.tables import Table
     >>> people = pl.DataFrame({"unit_id": range(5), "os": ["ios", "ios", "web", "web", "web"],
     ...                        "enrolled": [True, False, True, False, True]})
-    >>> people.write_csv(path)
-    >>> model = table_model(TableFile(path), "os")  # half of ios is enrolled
+    >>> model = table_model(Table(people), "os")  # half of ios is enrolled
     >>> text = WeightModel.horvitz_thompson(model, (), population_size=5).to_json()
     >>> round(WeightModel.from_json(text).weight({"os": "ios"}, invite_prob=0.25), 9)
     1.6
     """
 
-    enrollment: Chance | float  # or the client's calibrated weight q_i
-    participation: tuple[Chance, ...]
-    population_size: float | None = None  # N, with a model of enrollment
+    factor: float  # 1/N, or the client's calibrated weight q_i
+    stages: tuple[StageProbability, ...]  # enrollment, unless it is calibrated, and participation
 
     def __post_init__(self) -> None:
-        steps = tuple(chance.stage for chance in self.participation)
-        if steps not in _STEPS:
-            raise InputError(
-                f"Participation is one step, or availability and reply; not {', '.join(steps)}."
-            )
-        if isinstance(self.enrollment, Chance):
-            if self.enrollment.stage != ENROLLMENT:
-                raise InputError(f"A model of {self.enrollment.stage} is not one of enrollment.")
-            if self.population_size is None:
-                raise InputError("Enrollment probabilities need the population size N.")
-            check_positive(self.population_size, "population_size")
-        elif not math.isfinite(self.enrollment):
-            raise InputError(f"An enrollment weight must be finite, not {self.enrollment!r}.")
-        elif self.population_size is not None:
-            raise InputError("A calibrated enrollment weight has 1/N in it: leave N out.")
+        if not math.isfinite(self.factor):
+            raise InputError(f"An enrollment weight must be finite, not {self.factor!r}.")
 
     @classmethod
     def horvitz_thompson(
         cls, enrollment: StageModel, participation: Iterable[StageModel], population_size: float
     ) -> Self:
         """Return the model of (W2), the same for all clients."""
-        return cls(
-            enrollment=Chance.of(enrollment), participation=_steps(participation),
-            population_size=population_size,
-        )  # fmt: skip
+        if enrollment.stage != ENROLLMENT:
+            raise InputError(f"A model of {enrollment.stage} is not one of enrollment.")
+        factor = 1.0 / check_positive(population_size, "population_size")
+        stages = StageProbability.of(enrollment), *_participation(participation)
+        return cls(factor=factor, stages=stages)
 
     @classmethod
     def calibrated(cls, enrollment_weight: float, participation: Iterable[StageModel]) -> Self:
-        """Return the model of (W11) for the client whose calibrated enrollment weight this is."""
-        return cls(enrollment=float(enrollment_weight), participation=_steps(participation))
+        """Return the model of (W11) for the client with this calibrated enrollment weight."""
+        return cls(factor=float(enrollment_weight), stages=_participation(participation))
 
     def weight(self, covariates: Covariates, invite_prob: float = 1.0) -> float:
         """Return the weight of the client with these covariates, invited with this probability.
 
-        The server knows the probability of an invitation; 1 where everybody is invited. Columns of
-        a client's history, where a model has them, are among its covariates.
+        The server knows the probability of an invitation; 1 where all clients are invited. Columns
+        of a client's history, where a model has them, are among its covariates.
         """
-        part = float(check_probability(invite_prob, "invite_prob"))
-        for chance in self.participation:
-            part *= chance.prob(covariates)
-        if isinstance(self.enrollment, float):
-            return self.enrollment / float(check_probability(part, "participation_prob"))
-        assert self.population_size is not None
-        inclusion = self.enrollment.prob(covariates) * part
-        return float(horvitz_thompson_weights(inclusion, self.population_size))
+        prob = float(check_probability(invite_prob, "invite_prob"))
+        for stage in self.stages:
+            prob *= stage.prob(covariates)
+        return self.factor / float(check_probability(prob, "inclusion_prob"))
 
     def to_json(self) -> str:
         """Return a text that fits into a message's configuration."""
-        enrollment = self.enrollment
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "enrollment": enrollment if isinstance(enrollment, float) else enrollment.to_json(),
-                "participation": [chance.to_json() for chance in self.participation],
-                "population_size": self.population_size,
-            },
-            allow_nan=False,
-        )
+        stages = [stage.to_json() for stage in self.stages]
+        saved = {"format": FORMAT, "version": VERSION, "factor": self.factor, "stages": stages}
+        return json.dumps(saved, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -206,19 +168,20 @@ class WeightModel:
             saved = json.loads(text)
             if saved["format"] != FORMAT or saved["version"] != VERSION:
                 raise ValueError(f"{saved['format']!r}, version {saved['version']!r}")
-            first, size = saved["enrollment"], saved["population_size"]
-            return cls(
-                enrollment=float(first) if isinstance(first, int | float) else
-                Chance.from_json(first),
-                participation=tuple(map(Chance.from_json, saved["participation"])),
-                population_size=None if size is None else float(size),
-            )  # fmt: skip
+            stages = tuple(map(StageProbability.from_json, saved["stages"]))
+            return cls(factor=float(saved["factor"]), stages=stages)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"This is no weight model as written by to_json: {error}.") from error
 
 
-def _steps(models: Iterable[StageModel]) -> tuple[Chance, ...]:
-    return tuple(sorted(map(Chance.of, models), key=lambda chance: chance.stage))
+def _participation(models: Iterable[StageModel]) -> tuple[StageProbability, ...]:
+    found = sorted(map(StageProbability.of, models), key=lambda step: step.stage)
+    steps = tuple(step.stage for step in found)
+    if steps not in _STEPS:
+        raise InputError(
+            f"Participation is one step, or availability and reply; not {', '.join(steps)}."
+        )
+    return tuple(found)
 
 
 @final
@@ -232,9 +195,9 @@ class FixedPoint:
     .. math:: \Big| \hat s - \sum_i w_i \Delta_i \Big| < n h, \qquad
        \text{sd} \le \tfrac{1}{2} \sqrt n\, h, \qquad h = \frac{2 c}{Q} \qquad (O12)
 
-    in each coordinate. Values beyond c would be cut without a word; sums of more than
-    ``largest_round`` clients would wrap around. Since weights hold 1/N, products are small: choose
-    c just above the largest product to be expected, not the workflow's 8.
+    in each coordinate. Values beyond c would be cut silently; sums of more than ``largest_round``
+    clients would wrap around. Weights contain 1/N, so products are small: choose c just above the
+    largest product to be expected, not the workflow's 8.
 
     Examples
     --------
@@ -244,8 +207,8 @@ class FixedPoint:
     """
 
     clipping_range: float = 8.0  # c
-    quantization_range: int = 4194304  # Q
-    modulus_range: int = 4294967296
+    quantization_range: int = 2**22  # Q
+    modulus_range: int = 2**32
 
     def __post_init__(self) -> None:
         check_positive(self.clipping_range, "clipping_range")
@@ -266,12 +229,8 @@ class FixedPoint:
 
     def settings(self) -> dict[str, Any]:
         """Return the workflow's arguments, with weights that clients apply themselves."""
-        return {
-            "max_weight": 1.0,
-            "clipping_range": float(self.clipping_range),
-            "quantization_range": self.quantization_range,
-            "modulus_range": self.modulus_range,
-        }
+        clipping_range = float(self.clipping_range)
+        return {**asdict(self), "clipping_range": clipping_range, "max_weight": 1.0}
 
 
 def scaled_update(
@@ -291,7 +250,7 @@ def scaled_update(
     weight
         The client's own, 1/N included.
     clipping_range
-        Of the workflow; a product beyond it is an error, since SecAgg+ would cut it in silence. The
+        Of the workflow; a product beyond it is an error, since SecAgg+ would cut it silently. The
         client then counts as one that dropped out.
     with_weight
         Append the weight as one more array, so that the server learns the sum of weights too.
@@ -327,7 +286,7 @@ def weighted_sum(
     r"""Return :math:`\sum_{i \in S} w_i \Delta_i` from SecAgg+'s mean.
 
     ``active`` is the number of clients whose masked vectors arrived: the number of results that
-    ``aggregate_fit`` is handed. With ``fixed``, more of them than a sum can hold is an error.
+    ``aggregate_fit`` receives. With ``fixed``, more of them than a sum can hold is an error.
 
     >>> weighted_sum([np.array([0.5, 1.0])], active=4)
     [array([2., 4.])]

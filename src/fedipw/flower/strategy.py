@@ -1,15 +1,15 @@
-"""FedIPW on Flower: a strategy that wraps another and leads it by weights."""
+"""FedIPW on Flower: a strategy that wraps another and reweights its replies."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,24 +17,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedipw.errors import DivergedError, InputError
-from fedipw.flower.arrays import array_view
-from fedipw.flower.evaluations import Evaluator
-from fedipw.flower.fates import settled
-from fedipw.flower.handing import WeightedReply, summed_replies
-from fedipw.flower.inner import InnerState, weight_key
-from fedipw.flower.journal import SERVER, TRAINED, Journal
+from fedipw.flower.config import RunConfig
+from fedipw.flower.evaluation import Evaluator
+from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
+from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.privacy import GaussianNoise, NoisySums
 from fedipw.flower.roster import Roster, VisibleGrid
-from fedipw.flower.rounds import RoundBook
-from fedipw.flower.screen import Screen, SentModel, screened
-from fedipw.flower.setup import Study
-from fedipw.flower.telling import add_facts, log_round, round_facts, update_facts
+from fedipw.flower.screen import Screen, SentModel, array_view, screened
+from fedipw.flower.weighted_sum import WeightedReply, summed_replies, weight_key
 from fedipw.numerics.checks import check_positive
 from fedipw.tables.ledger import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from fedipw.tables.table import TableLike
+from fedipw.tables.targets import TargetsLike
+from fedipw.weighting.settings import Settings
 
 _LOG = getLogger("flwr.fedipw")
 
@@ -43,15 +38,15 @@ _LOG = getLogger("flwr.fedipw")
 class FedIPW(Strategy):
     r"""Any Flower strategy, its replies weighted by inverse selection probabilities.
 
-    In every round clients are asked who they are and how they do; the wrapped strategy samples
-    among those that answer and says what they are sent. Replies are screened, each gets its weight
-    (1/N included) from the method, and the wrapped strategy steps by
+    In every round clients are asked for their identifier and current state; the wrapped strategy
+    samples among those that answer and configures what they are sent. Replies are screened, each
+    gets its weight (1/N included) from the method, and the wrapped strategy steps by
 
     .. math:: \theta + \sum_{i \in S} w_i \Delta_i \qquad (O8)
 
     in place of its plain mean. The round is in the ledger, and the model beside it, before it
-    counts as done: a server that was killed goes on after the last closed round when it is started
-    again with the same settings.
+    counts as closed: a server that was killed goes on after the last closed round when it is
+    started again with the same settings.
 
     Parameters
     ----------
@@ -65,47 +60,48 @@ class FedIPW(Strategy):
         A table of the whole population; or one of the enrolled clients with population totals,
         and the population's size where a method needs it.
     enrollment, participation, availability, history
-        Formulas of the stages, as of ``fedipw weights``. What ``participation`` names and the table
-        does not have is asked of the clients before every round.
+        Formulas of the stages, as of ``fedipw weights``. Covariates that ``participation`` names
+        and the table does not have are asked of the clients before every round.
     covariates
-        What to ask for, where the formula does not name it all.
+        The covariates to ask for, where the formula does not name them all.
     scheme
-        A method: ``fedipw`` for a population table, ``calibrated-quadratic`` for totals.
+        The method; by default ``fedipw`` for a population table, ``calibrated-quadratic`` for
+        totals.
     trim
         Cut weights at this multiple of a round's mean.
     screen
-        What replies must be like, and the norm updates are clipped to.
+        The conditions replies must meet, and the norm updates are clipped to.
     noise
         Gaussian noise on the weighted sum; needs ``Screen(clip=...)``.
     refit_every
         Rounds between fits of participation.
+    classifier, folds, score_calibration
+        A classifier of both stages by name (``boosting``), or a scikit-learn one; folds of clients
+        for cross-fitting, five by default; ``platt`` or ``isotonic``.
     l2
         Ridge penalty on the coefficients of both stages, for small federations in which covariates
         separate those selected from the rest.
     ask_timeout
-        Seconds to wait for clients to say how they do.
+        Seconds to wait for clients' descriptions.
     seed
         Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
     clock
-        What ``opened_at`` of a round is read from.
+        Source of a round's ``opened_at``.
 
     Examples
     --------
-    >>> import tempfile
     >>> import polars as pl
     >>> from flwr.serverapp.strategy import FedAdam
-    >>> where = Path(tempfile.mkdtemp())
     >>> devices = pl.DataFrame({"unit_id": range(6), "age": [30, 41, 52, 28, 60, 45],
     ...                         "enrolled": [True, False, True, True, False, False]})
-    >>> devices.write_parquet(where / "devices.parquet")
     >>> strategy = FedIPW(
     ...     FedAdam(eta=0.01),
-    ...     population=where / "devices.parquet",
+    ...     population=devices,  # or the path of a table
     ...     enrollment="age",
     ...     participation="age + battery",  # battery is asked of the clients
-    ...     ledger=where / "ledger",
+    ...     ledger="ledger",
     ... )
-    >>> for line in strategy.study.lines():
+    >>> for line in strategy.config.lines():
     ...     print(line)
     fedipw; 3 enrolled clients of 6
     availability ~ ., reply ~ age + battery
@@ -119,9 +115,9 @@ class FedIPW(Strategy):
         strategy: Strategy,
         *,
         ledger: str | Path,
-        population: str | Path | None = None,
-        enrolled: str | Path | None = None,
-        targets: str | Path | None = None,
+        population: TableLike | None = None,
+        enrolled: TableLike | None = None,
+        targets: TargetsLike | None = None,
         population_size: float | None = None,
         enrollment: str = ".",
         participation: str = ".",
@@ -133,6 +129,9 @@ class FedIPW(Strategy):
         screen: Screen | None = None,
         noise: GaussianNoise | None = None,
         refit_every: int = 10,
+        classifier: Any = None,
+        folds: int | None = None,
+        score_calibration: str | None = None,
         l2: float = 0.0,
         ask_timeout: float = 60.0,
         seed: int = 0,
@@ -140,25 +139,28 @@ class FedIPW(Strategy):
     ) -> None:
         self.strategy, self.key = strategy, weight_key(strategy)
         self.screen = Screen() if screen is None else screen
-        self.study = Study.of(
+        self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
-            population_size=population_size, enrollment=enrollment, participation=participation,
-            availability=availability, history=history, covariates=covariates, scheme=scheme,
-            trim=trim, refit_every=refit_every, l2=l2,
+            population_size=population_size, covariates=covariates,
+            settings=Settings(
+                method=scheme, enrollment=enrollment, participation=participation,
+                availability=availability, history=history, refit_every=refit_every,
+                classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
+                trim=trim, missing="drop",
+            ),
         )  # fmt: skip
         if noise is not None and self.screen.clip is None:
             raise InputError("Noise needs a bounded influence: pass screen=Screen(clip=...).")
-        self.noise = None if noise is None else NoisySums(noise, self.study.people.members.size)
         self._directory, self._seed, self._clock = Path(ledger), seed, clock
-        people, plan = self.study.people, self.study.plan
-        self.book = RoundBook(people, Ledger(self._directory), plan)
+        members, rounds = self.config.stage.members, Ledger(self._directory)
+        self.noise = None if noise is None else NoisySums(noise, members.size)
+        self.rounds = Rounds(self.config.stage, rounds, self.config.plan)
         self.roster = Roster(
-            people.members, self.study.asked(Ledger(self._directory)),
-            check_positive(ask_timeout, "ask_timeout"),
-        )  # fmt: skip
-        self.journal = Journal(self._directory / "checkpoint", self.study.settings)
+            members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
+        )
+        self.journal = Journal(self._directory / "checkpoint", self.config.settings)
         self.evaluator = Evaluator(
-            self.study, self._directory / "evaluation", self.journal, self.key
+            self.config, self._directory / "evaluation", self.journal, self.key
         )
         self._inner = InnerState(strategy)
         self._sent: SentModel | None = None
@@ -166,14 +168,15 @@ class FedIPW(Strategy):
 
     def summary(self) -> None:
         """Log the settings, the bound on a client's influence among them."""
-        for line in self.study.lines():
-            _LOG.info("\t├──> FedIPW: %s", line)
-        _LOG.info("\t├──> FedIPW: replies with updates beyond norm %g are left out",
-                  self.screen.max_norm)  # fmt: skip
-        _LOG.info("\t├──> FedIPW: %s", self.study.influence(self.screen.clip))
+        lines = [
+            *self.config.lines(),
+            f"replies with updates beyond norm {self.screen.max_norm:g} are refused",
+            self.config.influence(self.screen.clip),
+        ]
         if self.noise is not None:
-            _LOG.info("\t├──> FedIPW: %s; epsilon spent so far %.4g", self.noise.settings,
-                      self.noise.epsilon)  # fmt: skip
+            lines += [f"{self.noise.settings}; epsilon spent so far {self.noise.epsilon:.4g}"]
+        for line in lines:
+            _LOG.info("\t├──> FedIPW: %s", line)
         self.strategy.summary()
 
     def start(  # noqa: PLR0917
@@ -186,39 +189,42 @@ class FedIPW(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train until ``num_rounds`` rounds are done, those of an earlier start among them.
+        """Train until ``num_rounds`` rounds are closed, those of an earlier start among them.
 
         Parameters are those of :meth:`flwr.serverapp.strategy.Strategy.start`. A message lives no
         longer than ``timeout``, so that a client that is late is free for the next round.
-        ``initial_arrays`` are used if no round is done yet.
+        ``initial_arrays`` are used if no round is closed yet. The ledger is locked meanwhile: a
+        second server is refused before it does anything.
         """
         began, self._ttl = time.monotonic(), timeout
-        train_config = ConfigRecord() if train_config is None else train_config
-        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        arrays, result = self._resumed(initial_arrays)
-        _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
-                  type(self.strategy).__name__, num_rounds, self.book.rounds)  # fmt: skip
-        self.summary()
-        result.arrays = arrays
-        for index in range(self.book.rounds, num_rounds + 1):
-            if index > self.book.rounds:
-                if self.noise is not None and self.noise.exhausted:
-                    _LOG.warning("FedIPW ends after %d rounds: %s", index - 1, self.noise.exhausted)
-                    break
-                _LOG.info("")
-                _LOG.info("[ROUND %d/%d]", index, num_rounds)
-                sent = self.configure_train(index, arrays, train_config, grid)
-                replies = grid.send_and_receive(messages=sent, timeout=timeout)
-                made, metrics = self.aggregate_train(index, replies)
-                arrays = arrays if made is None else made
-                _put(result.train_metrics_clientapp, index, metrics)
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
+        with self.rounds.live.holding():
+            arrays, result = self._resumed(initial_arrays)
+            _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
+                      type(self.strategy).__name__, num_rounds, self.rounds.closed)  # fmt: skip
+            self.summary()
             result.arrays = arrays
-            if index > 0:
-                self._evaluated(index, arrays, evaluate_config, grid, result)
-            if evaluate_fn is not None and self.journal.read(SERVER, index) is None:
-                found = evaluate_fn(index, arrays)
-                self.journal.write(SERVER, index, found)
-                _put(result.evaluate_metrics_serverapp, index, found)
+            for index in range(self.rounds.closed, num_rounds + 1):
+                if index > self.rounds.closed:
+                    spent = "" if self.noise is None else self.noise.exhausted
+                    if spent:
+                        _LOG.warning("FedIPW ends after %d rounds: %s", index - 1, spent)
+                        break
+                    _LOG.info("")
+                    _LOG.info("[ROUND %d/%d]", index, num_rounds)
+                    sent = self.configure_train(index, arrays, train_config, grid)
+                    replies = grid.send_and_receive(messages=sent, timeout=timeout)
+                    made, metrics = self.aggregate_train(index, replies)
+                    arrays = arrays if made is None else made
+                    _put(result.train_metrics_clientapp, index, metrics)
+                result.arrays = arrays
+                if index > 0:
+                    self._evaluated(index, arrays, evaluate_config, grid, result)
+                if evaluate_fn is not None and self.journal.read(SERVER, index) is None:
+                    found = evaluate_fn(index, arrays)
+                    self.journal.write(SERVER, index, found)
+                    _put(result.evaluate_metrics_serverapp, index, found)
         _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
         return result
 
@@ -229,15 +235,15 @@ class FedIPW(Strategy):
         if self.evaluator.done(index) is not None:
             return
         sent = list(self.configure_evaluate(index, arrays, config, grid))
-        if not sent:
+        if sent:
+            replies = grid.send_and_receive(messages=sent, timeout=self._ttl)
+            _put(result.evaluate_metrics_clientapp, index, self.aggregate_evaluate(index, replies))
+        else:
             self.evaluator.skip(index)
-            return
-        replies = grid.send_and_receive(messages=sent, timeout=self._ttl)
-        _put(result.evaluate_metrics_clientapp, index, self.aggregate_evaluate(index, replies))
 
     def _resumed(self, initial: ArrayRecord) -> tuple[ArrayRecord, Result]:
         """Return the model after the last closed round, and all metrics so far."""
-        result, done = Result(), self.book.rounds
+        result, done = Result(), self.rounds.closed
         if not done:
             return initial, result
         arrays, state = self.journal.load_model(done)
@@ -250,7 +256,7 @@ class FedIPW(Strategy):
         if (self.noise is None) != (state["noise"] is None):
             before = "without noise" if state["noise"] is None else "with noise"
             raise InputError(
-                f"The rounds in {self._directory} were trained {before}: what was promised of them "
+                f"The rounds in {self._directory} were trained {before}: their privacy guarantee "
                 "would not hold for the rest. Go on as before, or begin with an empty ledger."
             )
         if self.noise is not None:
@@ -265,17 +271,18 @@ class FedIPW(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask clients how they do, let the wrapped strategy invite some, and open the round."""
-        if server_round != self.book.rounds + 1:
+        """Ask clients for their state, let the wrapped strategy invite some, open the round."""
+        closed = self.rounds.closed
+        if server_round != closed + 1:
             raise InputError(
-                f"The ledger {self._directory} has {self.book.rounds} closed rounds, so the next "
-                f"is {self.book.rounds + 1}, not {server_round}. FedIPW.start goes on where a run "
-                "ended; another loop needs an empty ledger."
+                f"The ledger {self._directory} has {closed} closed rounds, so the next is "
+                f"{closed + 1}, not {server_round}. FedIPW.start goes on where a run ended; "
+                "another loop needs an empty ledger."
             )
         if self.noise is not None and self.noise.exhausted:
             raise InputError(f"Round {server_round} is not begun: {self.noise.exhausted}")
         self._sent = SentModel.of(arrays, self.screen)
-        present, opened_at = self._opened(server_round)
+        self.roster.open(server_round, self._clock())
         visible = VisibleGrid(grid, self.roster)
         visible.get_node_ids()
         with self._sampling(server_round, "train"):
@@ -287,7 +294,7 @@ class FedIPW(Strategy):
                 f"in round {server_round}: set its fraction_train above 0."
             )
         self._limit_life(messages)
-        self.book.open(attendance, messages, present, opened_at)
+        self.rounds.open(attendance, messages)
         return messages
 
     def aggregate_train(
@@ -296,33 +303,29 @@ class FedIPW(Strategy):
         """Weigh the replies, let the wrapped strategy step, and close the round."""
         if self._sent is None:
             raise InputError(f"Round {server_round} was not opened: call configure_train first.")
-        sent, fates = self._sent, settled(self.book.invited, replies)
-        screening = screened(fates, sent, self.screen)
-        found, weights = self.book.weights(fates)
+        sent, outcomes = self._sent, RoundOutcomes.of(self.rounds.invited, replies)
+        screening = screened(outcomes, sent, self.screen)
+        found, weights = self.rounds.weights(outcomes)
         arrays, metrics = None, MetricRecord()
         if found is not None and found.weights.any():
-            arrays, own = self._stepped(
-                server_round,
-                [
-                    WeightedReply(fates.replies[place], weight, screening.factors[place])
-                    for place, weight in weights.items()
-                ],
-                sent,
-            )
+            weighted = [
+                WeightedReply(outcomes.replies[place], weight, screening.factors[place])
+                for place, weight in weights.items()
+            ]
+            arrays, own = self._stepped(server_round, weighted, sent)
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
-        facts: dict[str, float | list[float]] = {
-            **self._seen(), **round_facts(fates, found),
-            **update_facts(found, screening, self.screen, private=private),
-        }  # fmt: skip
+        add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
+        add_metrics(metrics, screening.metrics(found, self.screen, private=private))
         if self.noise is not None:
-            facts["epsilon"] = self.noise.epsilon
-        add_facts(metrics, facts)
-        log_round("training", server_round, fates, found, self.book.ids)
+            add_metrics(metrics, {"epsilon": self.noise.epsilon})
+        log_round("training", server_round, outcomes, found, self.rounds.ids)
         model = sent.record if arrays is None else arrays
-        self.journal.save_model(server_round, model, self._state())
+        noise = None if self.noise is None else self.noise.state()
+        state = {"inner": self._inner.packed(), "noise": noise}
+        self.journal.save_model(server_round, model, state)
         self.journal.write(TRAINED, server_round, metrics)
-        self.book.close(fates)
+        self.rounds.close(outcomes)
         self.journal.forget_models(server_round)
         self._sent = None
         return arrays, metrics
@@ -330,54 +333,38 @@ class FedIPW(Strategy):
     def _stepped(
         self, index: int, replies: Sequence[WeightedReply], sent: SentModel
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return what the wrapped strategy makes of the weighted replies."""
+        """Return the wrapped strategy's model and metrics after the weighted sum (O8)."""
         largest, noise = max(abs(reply.weight) for reply in replies), None
         if self.noise is not None:
             assert self.screen.clip is not None
             noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
-        handed = summed_replies(replies, self.key, sent, noise)
-        arrays, metrics = self.strategy.aggregate_train(index, handed)
+        messages = summed_replies(replies, self.key, sent, noise)
+        arrays, metrics = self.strategy.aggregate_train(index, messages)
         if arrays is not None:
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
-                raise DivergedError(self.study.plan.method.name, index, largest)
+                raise DivergedError(self.config.plan.method.name, index, largest)
             if self.noise is not None:
                 self.noise.spend()
         return arrays, metrics
-
-    def _state(self) -> dict[str, Any]:
-        noise = None if self.noise is None else self.noise.state()
-        return {"inner": self._inner.packed(), "noise": noise}
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the wrapped strategy invite clients to evaluate, if it does, and open that round."""
-        present, opened_at = self._opened(server_round)
+        self.roster.open(server_round, self._clock())
         visible = VisibleGrid(grid, self.roster)
         with self._sampling(server_round, "evaluate"):
             sent = list(self.strategy.configure_evaluate(server_round, arrays, config, visible))
         if sent:
             self._limit_life(sent)
-            self.evaluator.open(self.roster.attendance(), sent, present, opened_at)
+            self.evaluator.open(self.roster.attendance(), sent)
         return sent
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return metrics weighted for the target population, plain ones, and intervals."""
-        return self.evaluator.settled(self.strategy, server_round, replies, self._seen())
-
-    def _opened(self, index: int) -> tuple[Any, datetime]:
-        """Return who is enrolled in a round, and when it opens; nobody has been asked before."""
-        moment = self._clock()
-        members = self.study.people.members
-        present = members.present(index, moment)
-        if self.roster.index != index:
-            self.roster.open(index, present)
-        return present, moment
-
-    def _seen(self) -> dict[str, float]:
-        return {"available": len(self.roster.attendance().nodes)}
+        return self.evaluator.aggregated(self.strategy, server_round, replies)
 
     @contextmanager
     def _sampling(self, index: int, work: str) -> Iterator[None]:

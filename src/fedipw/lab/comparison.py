@@ -1,4 +1,4 @@
-"""Summaries of a study: means over seeds, paired comparisons, ranks. Pure functions on tables.
+"""Tables of a study: results, means over seeds, paired comparisons, ranks. Pure functions.
 
 A method that failed in a seed has no value there. It is counted, left out of means and pairs, and
 ranked last.
@@ -8,16 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 from scipy import stats
 
 if TYPE_CHECKING:
+    from fedipw.lab.study_file import Study
     from fedipw.numerics.types import FloatArray
 
 LEVEL = 0.95
+RESULT: Mapping[str, Any] = {
+    "scenario": pl.String,
+    "method": pl.String,
+    "seed": pl.Int64,
+    **dict.fromkeys(
+        (
+            "excess_loss", "tail_excess_loss", "mean_tail_loss", "distance", "limit_excess_loss",
+            "optimisation", "lottery", "bias", "mean_replies", "mean_effective_replies",
+            "best_loss",
+        ),
+        pl.Float64,
+    ),
+    **dict.fromkeys(("enrolled_size", "skipped_rounds"), pl.Int64),
+    "failure": pl.String,
+    "limit_failure": pl.String,
+}  # fmt: skip
 _PARTS = ("optimisation", "lottery", "bias")
 _SUMMARY = {
     "scenario": pl.String,
@@ -41,6 +58,39 @@ _COMPARISON = {
     ),
     "verdict": pl.String,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StudyTables:
+    """What a study found.
+
+    ``results`` has one row per scenario, seed and method; ``curves`` excess loss at some forty
+    rounds of each; ``summary`` one row per scenario and method; ``comparison`` one per scenario and
+    method other than the reference; ``ranks`` one per method that every scenario has.
+    """
+
+    study: Study
+    results: pl.DataFrame
+    curves: pl.DataFrame
+    summary: pl.DataFrame
+    comparison: pl.DataFrame
+    ranks: pl.DataFrame
+
+    @classmethod
+    def of(cls, study: Study, parts: pl.DataFrame) -> StudyTables:
+        """Return the tables of all part files together."""
+        results, measure = parts.select(list(RESULT)), study.measure.column
+        return cls(
+            study=study,
+            results=results,
+            curves=parts.select("scenario", "method", "seed", "curve_round", "curve_excess_loss")
+            .rename({"curve_round": "round", "curve_excess_loss": "excess_loss"})
+            .drop_nulls()
+            .explode("round", "excess_loss"),
+            summary=summary_table(results, measure),
+            comparison=comparison_table(results, measure, study.references),
+            ranks=rank_table(results, measure),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +188,15 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def ranks(results: pl.DataFrame, measure: str) -> pl.DataFrame:
     """Return the rank of each method among those of its scenario and seed.
 
-    1 is the least value; ties share the mean of their ranks; methods that failed share the last.
+    1 is the least value; ties, to twelve digits, share the mean of their ranks; methods that failed
+    share the last.
     """
     lost = pl.col(measure).fill_null(float("inf"))
     return results.select(
-        "scenario", "method", "seed", rank=lost.rank("average").over("scenario", "seed")
+        "scenario",
+        "method",
+        "seed",
+        rank=lost.round_sig_figs(12).rank("average").over("scenario", "seed"),
     )
 
 

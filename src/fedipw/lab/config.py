@@ -22,17 +22,16 @@ from fedipw.lab.mechanisms import (
     MarkovAvailability,
     ParticipationMechanism,
     TraceAvailability,
-    WaveParticipation,
 )
-from fedipw.lab.realdata import RealPopulation
+from fedipw.lab.real import RealPopulation, WaveParticipation
 from fedipw.lab.scenario import (
     PAPER_METHODS,
     PropensitySettings,
     Scenario,
+    Target,
     TrainingSettings,
 )
-from fedipw.lab.testbed import PopulationModel, Testbed
-from fedipw.weighting import Target
+from fedipw.lab.testbed import Testbed
 
 T = TypeVar("T")
 
@@ -89,17 +88,13 @@ def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
         if name in table:
             given[name] = _section(kind, table[name], f"{path}: [{name}]")
     if "population" in table:
-        given["population"] = _population(table["population"], path)
+        where = f"{path}: [population]"
+        given["population"] = _of_kind(POPULATION, "testbed", table["population"], where)
     if "participation" in table:
         given["participation"] = _participation(table["participation"], path)
     if "rules" in table:
         given["rules"] = _rules(table["rules"], path)
     return Scenario(**{"methods": PAPER_METHODS, **given})
-
-
-def _population(table: Any, path: Path) -> PopulationModel:
-    model: PopulationModel = _of_kind(POPULATION, "testbed", table, f"{path}: [population]")
-    return model
 
 
 def _participation(table: Any, path: Path) -> ParticipationMechanism:
@@ -130,14 +125,10 @@ def _rules(table: Any, path: Path) -> RuleSettings:
     defaults = RuleSettings()
     made: dict[str, Any] = {}
     for name, given in table.items():
-        whole = _with_defaults(getattr(defaults, name), given)
+        # a rule's defaults are not its class's
+        whole = {**asdict(getattr(defaults, name)), **given} if isinstance(given, dict) else given
         made[name] = _section(RULE_SETTINGS[name], whole, f"{path}: [rules.{name}]")
     return RuleSettings(**made)
-
-
-def _with_defaults(default: Any, table: Any) -> Any:
-    """Return a rule's table with what it leaves out: a rule's defaults are not its class's."""
-    return {**asdict(default), **table} if isinstance(table, dict) else table
 
 
 def _section(kind: type[T], table: Any, where: str) -> T:

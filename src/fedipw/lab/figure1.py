@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fedipw.audit.page import figure_page
-from fedipw.errors import InputError
-from fedipw.lab.engine import tail_length
+from fedipw.calibration import Distance, Entropy, Quadratic
+from fedipw.errors import InfeasibleError, InputError
+from fedipw.lab.engine import Simulation, tail_length
 from fedipw.lab.figure1_plot import Curve, draw_figure
-from fedipw.lab.files import check_directory, environment, staged
+from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import LogisticEnrollment
-from fedipw.lab.moment_noise import NOISE, NOISY_METHODS, NoisyLimit, noisy_limits
+from fedipw.lab.pages import figure_page
 from fedipw.lab.pool import pooled
 from fedipw.lab.scenario import PAPER_METHODS, Scenario
-from fedipw.lab.theory import error_parts
-from fedipw.lab.theory_report import enrollment_costs
+from fedipw.lab.theory import FederatedLogistic, enrollment_costs, error_parts
+from fedipw.selection.enrollment import BalanceColumns
+from fedipw.storage.atomic import check_directory, written_directory
+from fedipw.weighting.balance import Balance
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
@@ -41,6 +43,15 @@ CALIBRATED_METHODS = (
     "fedipw",
     "efficient",
 )
+NOISE = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)  # standard deviations of each moment
+NOISY_METHODS = (
+    "participation-only",
+    "calibrated-quadratic",
+    "calibrated-entropy",
+    "calibrated-noise-aware",
+)
+_SHOWN = {"A": PAPER_METHODS, "B": PAPER_METHODS, "C": CALIBRATED_METHODS, "D": NOISY_METHODS}
+_PARTS = ("excess_loss", "optimisation", "lottery", "bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +133,14 @@ class Cell:
             since=since,
             excess_loss=losses - best.value,
             distance=np.linalg.norm(iterates - best.point, axis=2),
-            parts={m: (p.excess_loss, p.optimisation, p.lottery, p.bias) for m, p in parts.items()},
+            parts={m: {k: getattr(p, k) for k in _PARTS} for m, p in parts.items()},
             least_enrollment_prob=float("nan") if prob is None else float(prob.min()),
             skipped=int(history.skipped.sum()),
-            costs=enrollment_costs(scenario, run, target) if self.whole else {},
-            noisy=noisy_limits(run, target, self.seed) if self._makes("D") else [],
+            costs=enrollment_costs(target, run.federation, scenario.population, self.seed)
+            if self.whole
+            else {},
+            noisy=noisy_limits(run, target, self.seed) if self.whole and "D" in self.panels else [],
         )
-
-    def _makes(self, panel: str) -> bool:
-        return panel in self.panels and self.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,11 +152,65 @@ class CellResult:
     since: int
     excess_loss: FloatArray  # (M, rounds kept)
     distance: FloatArray  # (M, rounds kept)
-    parts: dict[str, tuple[float, float, float, float]]
+    parts: dict[str, dict[str, float]]  # by method
     least_enrollment_prob: float
     skipped: int
     costs: dict[str, float]  # of one draw of enrollment, at the strength of panel A
-    noisy: list[NoisyLimit]  # of panel D
+    noisy: list[Line]  # of panel D
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A method's values over rounds, strength or moment noise; NaN where there are none."""
+
+    method: str
+    x: FloatArray
+    excess_loss: FloatArray
+    distance: FloatArray
+
+
+def noisy_limits(run: Simulation, target: FederatedLogistic, seed: int) -> list[Line]:
+    """Return the limits of a run when population moments are known with errors.
+
+    Each moment gets an error of sd ``noise`` times the column's own sd over the population; all
+    noise levels share one draw, scaled, and infeasible moments have no limit. The participation
+    stage is that of the run: each enrolled client's true over fitted participation probability,
+    averaged over rounds.
+    """
+    population, best = run.federation.population, target.minimum()
+    matrix = population.matrix()
+    columns = BalanceColumns(names=population.covariates, matrix=matrix, mean=matrix.mean(axis=0))
+    balance = Balance.of(columns, population.enrolled, population.listed)
+    spread = balance.matrix.std(axis=0, ddof=1)
+    error = spread * np.random.default_rng([seed, *b"moments"]).standard_normal(len(spread))
+    participation = run.limits["participation-only"].given_enrolled
+
+    def outcome(weights: FloatArray | None) -> tuple[float, float]:
+        if weights is None:
+            return float("nan"), float("nan")
+        objective = FederatedLogistic(target.clients, target.l2, participation * weights)
+        theta = objective.minimum(best.point).point
+        loss = float(target.losses(theta)[0] - best.value)
+        return loss, float(np.linalg.norm(theta - best.point))
+
+    def weights(method: str, noise: float) -> FloatArray | None:
+        if method == "participation-only":
+            return np.ones(len(matrix))
+        noisy = replace(balance, mean=balance.mean + noise * error)
+        aware = method == "calibrated-noise-aware"
+        if aware:
+            noisy = replace(noisy, se=noise * spread)
+        rule: Distance = Quadratic() if method == "calibrated-quadratic" else Entropy()
+        try:
+            return noisy.enrollment_weights(rule, noise_aware=aware)
+        except InfeasibleError:
+            return None
+
+    found = []
+    for method in NOISY_METHODS:
+        outcomes = np.array([outcome(weights(method, noise)) for noise in NOISE])
+        found.append(Line(method, np.array(NOISE), outcomes[:, 0], outcomes[:, 1]))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,10 +236,10 @@ def reproduce(
         if progress is not None:
             progress(len(results), len(cells))
     results.sort(key=lambda r: (r.cell.strength, r.cell.seed))
-    rows = _rows(results, settings)
+    rows = _rows(results, settings.panels)
     summary = _summary(rows)
     limits = _limits(results)
-    with staged(out) as stage:
+    with written_directory(out) as stage:
         rows.write_csv(stage / "results.csv")
         summary.write_csv(stage / "summary.csv")
         limits.write_csv(stage / "errors.csv")
@@ -192,67 +256,48 @@ def reproduce(
     return FigureTables(summary=summary, errors=limits, costs=costs)
 
 
-def _rows(results: Sequence[CellResult], settings: FigureSettings) -> pl.DataFrame:
+def _rows(results: Sequence[CellResult], panels: str) -> pl.DataFrame:
     """Return panel, method, x, seed, excess_loss, distance."""
-    parts = []
-    for result in results:
-        cell = result.cell
-        for panel, methods in (("A", PAPER_METHODS), ("C", CALIBRATED_METHODS)):
-            if panel in settings.panels and cell.whole:
-                x = np.arange(result.since, cell.rounds + 1, dtype=np.float64)
-                parts += [
-                    _block(
-                        panel,
-                        method,
-                        cell.seed,
-                        x=x,
-                        loss=result.excess_loss[m],
-                        distance=result.distance[m],
-                    )
-                    for method in methods
-                    for m in [result.methods.index(method)]
-                ]
-        parts += [
-            _block("D", n.method, cell.seed, x=n.x, loss=n.excess_loss, distance=n.distance)
-            for n in result.noisy
-        ]
-        if "B" in settings.panels:
-            tail = tail_length(cell.rounds, cell.scenario.training.tail)
-            x = np.array([cell.strength])
-            loss = result.excess_loss[:, -tail:].mean(axis=1, keepdims=True)
-            distance = result.distance[:, -tail:].mean(axis=1, keepdims=True)
-            parts += [
-                _block("B", method, cell.seed, x=x, loss=loss[m], distance=distance[m])
-                for method in PAPER_METHODS
-                for m in [result.methods.index(method)]
-            ]
-    return pl.concat(parts).sort("panel", maintain_order=True)
-
-
-def _block(
-    panel: str, method: str, seed: int, *, x: FloatArray, loss: FloatArray, distance: FloatArray
-) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "panel": [panel] * len(x),
-            "method": [method] * len(x),
-            "x": x,
-            "seed": np.full(len(x), seed),
-            "excess_loss": loss,
-            "distance": distance,
-        },
-        nan_to_null=True,  # an infeasible draw of D keeps its row with empty values
+    return pl.concat(
+        pl.DataFrame(
+            {
+                "panel": [panel] * len(line.x),
+                "method": [line.method] * len(line.x),
+                "x": line.x,
+                "seed": np.full(len(line.x), result.cell.seed),
+                "excess_loss": line.excess_loss,
+                "distance": line.distance,
+            },
+            nan_to_null=True,  # an infeasible draw of D keeps its row with empty values
+        )
+        for panel in sorted(panels)
+        for result in results
+        for line in _lines(result, panel)
     )
+
+
+def _lines(result: CellResult, panel: str) -> list[Line]:
+    """Return what a run shows in a panel."""
+    cell, loss, distance = result.cell, result.excess_loss, result.distance
+    if panel == "D":
+        return result.noisy
+    if panel == "B":
+        tail = tail_length(cell.rounds, cell.scenario.training.tail)
+        x = np.array([cell.strength])
+        loss, distance = (v[:, -tail:].mean(axis=1, keepdims=True) for v in (loss, distance))
+    elif cell.whole:
+        x = np.arange(result.since, cell.rounds + 1, dtype=np.float64)
+    else:
+        return []
+    rows = {method: result.methods.index(method) for method in _SHOWN[panel]}
+    return [Line(method, x, loss[m], distance[m]) for method, m in rows.items()]
 
 
 def _summary(rows: pl.DataFrame) -> pl.DataFrame:
     """Return panel, method, x, mean, sd, n, infeasible (of excess_loss)."""
     loss = pl.col("excess_loss")
     return rows.group_by("panel", "method", "x", maintain_order=True).agg(
-        mean=loss.mean(),
-        sd=loss.std(),
-        n=loss.count(),
-        infeasible=loss.null_count(),
+        mean=loss.mean(), sd=loss.std(), n=loss.count(), infeasible=loss.null_count()
     )
 
 
@@ -260,19 +305,11 @@ def _limits(results: Sequence[CellResult]) -> pl.DataFrame:
     """Return the three errors of the last iterate, by strength, method and seed."""
     return pl.DataFrame(
         [
-            {
-                "strength": r.cell.strength,
-                "method": method,
-                "seed": r.cell.seed,
-                **dict(zip(("excess_loss", "optimisation", "lottery", "bias"), parts, strict=True)),
-            }
+            {"strength": r.cell.strength, "method": method, "seed": r.cell.seed, **parts}
             for r in results
             for method, parts in r.parts.items()
         ]
     )
-
-
-_SHOWN = {"A": PAPER_METHODS, "B": PAPER_METHODS, "C": CALIBRATED_METHODS, "D": NOISY_METHODS}
 
 
 def _curves(rows: pl.DataFrame, panels: str) -> dict[str, list[Curve]]:

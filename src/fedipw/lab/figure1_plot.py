@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from fedipw.audit.style import look_of, new_figure, styled
+from fedipw.lab.style import look_of, new_figure, styled
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
 
 _POSITIVITY_FROM = 1.75  # strengths beyond this leave clients almost no chance to enroll
+_TITLES = {
+    "A": "A  Two-stage selection, enrollment strength 1",
+    "C": "C  Calibration to population means",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +48,12 @@ def draw_figure(
             ax.set_axis_off()
         legend: dict[str, Artist] = {}
         for ax, (panel, curves) in zip(axes, panels.items(), strict=False):
-            _DRAW[panel](ax, curves, least_prob)
+            if panel == "B":
+                _over_strength(ax, curves, least_prob)
+            elif panel == "D":
+                _over_noise(ax, curves)
+            else:
+                _over_rounds(ax, curves, _TITLES[panel])
             handles, labels = ax.get_legend_handles_labels()
             legend |= {str(k): v for k, v in zip(labels, handles, strict=True)}
         figure.legend(
@@ -58,19 +67,7 @@ def draw_figure(
         figure.savefig(directory / "figure1.svg", metadata={"Date": None})
 
 
-def _panel_a(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float]) -> None:
-    del least_prob
-    _over_rounds(ax, curves)
-    ax.set_title("A  Two-stage selection, enrollment strength 1", loc="left", fontsize=9.5)
-
-
-def _panel_c(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float]) -> None:
-    del least_prob
-    _over_rounds(ax, curves)
-    ax.set_title("C  Calibration to population means", loc="left", fontsize=9.5)
-
-
-def _over_rounds(ax: Axes, curves: Sequence[Curve]) -> None:
+def _over_rounds(ax: Axes, curves: Sequence[Curve], title: str) -> None:
     for curve in curves:
         look = look_of(curve.method)
         ax.plot(curve.x, curve.mean, "-", color=look.colour, lw=0.6, alpha=0.35)
@@ -80,10 +77,10 @@ def _over_rounds(ax: Axes, curves: Sequence[Curve]) -> None:
     ax.set_xlabel("Communication round")
     ax.set_ylabel("Excess target loss  F(θ) − F*  (log scale)")
     ax.margins(x=0.01)
+    ax.set_title(title, loc="left", fontsize=9.5)
 
 
-def _panel_d(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float]) -> None:
-    del least_prob
+def _over_noise(ax: Axes, curves: Sequence[Curve]) -> None:
     _points(ax, curves)
     ax.set_xlabel("Noise of each moment, in standard deviations")
     ax.set_ylabel("Distance to the best model  |θ − θ*|")
@@ -103,14 +100,8 @@ def _panel_d(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float
                     color=look_of(curve.method).colour,
                 )
     if lost:
-        ax.text(
-            0.02,
-            0.035,
-            "draws no weights can meet:",
-            transform=ax.transAxes,
-            fontsize=7,
-            color="#444444",
-        )
+        words, place = "draws no weights can meet:", ax.transAxes
+        ax.text(0.02, 0.035, words, transform=place, fontsize=7, color="#444444")
 
 
 def _points(ax: Axes, curves: Sequence[Curve]) -> None:
@@ -130,7 +121,7 @@ def _points(ax: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
-def _panel_b(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float]) -> None:
+def _over_strength(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float]) -> None:
     _points(ax, curves)
     ax.set_xlabel("Enrollment strength s")
     ax.set_ylabel("Excess target loss, last 20% of rounds")
@@ -151,6 +142,3 @@ def _panel_b(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float, float
             fontsize=7.5,
             color="#8A3B00",
         )
-
-
-_DRAW = {"A": _panel_a, "B": _panel_b, "C": _panel_c, "D": _panel_d}

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.selection import Source
+from fedipw.selection.participation import ReplyProb, Source, StepRows
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray
-    from fedipw.weighting.rounds import RoundOpening, RoundReplies
-    from fedipw.weighting.sources import Units
+    from fedipw.tables.ledger import Round
 
 CUTOFF = 50  # rounds after which a gap is closed without a reply
 
@@ -28,39 +27,44 @@ class Gaps:
 
     :math:`g_{ik}` are the numbers of rounds from one reply to the next before round r, the first
     counted from the start; a gap is closed at ``cutoff`` rounds though no reply came (Wang and Ji
-    2024). With :class:`ParticipationOnly` it is FedAU, :math:`w_i = \bar g_i / N_{enr}`; with
+    2024). With participation weights alone it is FedAU, :math:`w_i = \bar g_i / N_{enr}`; with
     enrollment weights :math:`\bar g_i / (N \hat\pi^{enr}_i)`.
 
     Parameters
     ----------
-    units
-        The clients, with their enrollment probabilities.
+    clients
+        Number of clients that may reply, n.
     cutoff
         Longest gap, in rounds.
     """
 
-    def __init__(self, units: Units, cutoff: int = CUTOFF) -> None:
+    def __init__(self, clients: int, cutoff: int = CUTOFF) -> None:
         if cutoff < 1:
             raise InputError(f"cutoff must be at least 1 round, not {cutoff}.")
-        self.units, self._cutoff, self._index = units, cutoff, 0
-        self._rows = np.flatnonzero(units.enrolled)
-        self._mean = np.ones(len(self._rows))
-        self._closed = np.zeros(len(self._rows), dtype=np.int64)  # gaps so far, M
-        self._running = np.zeros(len(self._rows), dtype=np.int64)  # rounds since the last
+        self._cutoff = cutoff
+        self._rows = np.empty(0, dtype=np.int64)
+        self._mean = np.ones(clients)
+        self._closed = np.zeros(clients, dtype=np.int64)  # gaps so far, M
+        self._running = np.zeros(clients, dtype=np.int64)  # rounds since the last
 
-    def open(self, opening: RoundOpening) -> None:
-        """Take what is known before a round: its number."""
-        self._index = opening.index
+    def open(self, round_: Round) -> None:
+        """Take what is known before a round: who is listed."""
+        self._rows = round_.rows
 
-    def replies(self, replied: BoolArray) -> RoundReplies:
-        """Return what is known of those who replied."""
-        rows = self._rows[replied]
-        return self.units.replies(self._index, rows, 1.0 / self._mean[replied], Source.GAPS)
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return the probabilities of the replies."""
+        prob = 1.0 / self._mean[self._rows[replied]]
+        return ReplyProb(prob, np.ones(len(prob), dtype=np.bool_), Source.GAPS)
 
-    def close(self, replied: BoolArray) -> None:
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return nothing: nothing is fitted."""
+        del replied
+        return ()
+
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
         """Count the round, and close the gaps of those who replied or waited too long."""
-        self._running += 1
-        done = replied | (self._running >= self._cutoff)
+        self._running[self._rows] += 1
+        done = self._rows[replied | (self._running[self._rows] >= self._cutoff)]
         count = self._closed[done]
         self._mean[done] = np.where(
             count == 0,
@@ -69,13 +73,16 @@ class Gaps:
         )
         self._closed[done] += 1
         self._running[done] = 0
+        return ()
 
-    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
-        """Return all units; those never enrolled have no gaps, the truth stands for theirs."""
-        del covariates
-        prob = true_prob.copy()
-        prob[self._rows] = 1.0 / self._mean
-        return self.units.replies(self._index, np.arange(len(prob)), prob, Source.GAPS)
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return all clients' probabilities; those never enrolled have no gaps, so the truth."""
+        if round_.participation_prob is None:
+            raise InputError("Clients that never enrolled have no gaps to predict from.")
+        prob = round_.participation_prob.copy()
+        known = np.isin(round_.rows, self._rows)
+        prob[known] = 1.0 / self._mean[round_.rows[known]]
+        return prob
 
     def state(self) -> dict[str, Any]:
         """Return the gaps so far."""

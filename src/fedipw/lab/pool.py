@@ -24,19 +24,11 @@ R = TypeVar("R")
 def pooled(
     run: Callable[[T], R], tasks: Sequence[T], workers: int, *, warm: T | None = None
 ) -> Iterator[R]:
-    """Yield results as they come.
+    """Yield what ``run``, which can be pickled, makes of each task, as results come.
 
     With one worker all tasks run in this process, in order. Linear algebra has one thread in either
-    case, so that results do not depend on the number of workers.
-
-    Parameters
-    ----------
-    run
-        A function that can be pickled.
-    tasks, workers
-        What is run, and how many processes at most.
-    warm
-        A small task to be run first and alone: it compiles for all.
+    case, so that results do not depend on the number of workers. ``warm`` is a small task that is
+    run first and alone: it compiles for all.
     """
     if workers == 1:
         with threadpool_limits(1):

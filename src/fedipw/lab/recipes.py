@@ -5,13 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import Enum
 from types import MappingProxyType
 
 from fedipw.errors import InputError
-from fedipw.weighting.registry import METHODS, RULES, Method, Slot, SourceKind, method_named
+from fedipw.weighting.methods import METHODS, method_named
+from fedipw.weighting.pipeline import Method, Probabilities
 
 JOIN = "+"
 
+
+class Slot(Enum):
+    """What a rule decides; a method has at most one rule for each."""
+
+    LOCAL = "each client's local loss"
+    WORK = "how unequal local work is evened out"
+    PARTICIPATION = "where participation probabilities come from"
+    MEMORY = "what is remembered of each client"
+    SERVER = "the server's step"
+
+
+RULES: Mapping[str, Slot] = {
+    "fedprox": Slot.LOCAL,
+    "fednova": Slot.WORK,
+    "fedau": Slot.PARTICIPATION,
+    "scaffold": Slot.MEMORY,
+    "mifa": Slot.MEMORY,
+    "fedvarp": Slot.MEMORY,
+    "amplified": Slot.SERVER,
+    "fedavgm": Slot.SERVER,
+    "fedadam": Slot.SERVER,
+    "fedyogi": Slot.SERVER,
+}
 
 WITHOUT_REPLY_WEIGHTS = ("scaffold", "mifa")  # they combine by memory alone
 
@@ -27,7 +52,7 @@ class Recipe:
     @property
     def memory(self) -> str | None:
         """The rule that remembers updates, if any: ``efficient`` has FedVARP's by itself."""
-        return self.rules.get(Slot.MEMORY, "fedvarp" if self.method.memory else None)
+        return self.rules.get(Slot.MEMORY, "fedvarp" if self.method.augmentation.memory else None)
 
     @property
     def weighs_replies(self) -> bool:
@@ -35,11 +60,12 @@ class Recipe:
         return self.memory not in WITHOUT_REPLY_WEIGHTS
 
     @property
-    def source(self) -> SourceKind:
-        """Which probabilities its replies are weighed with."""
+    def source(self) -> Probabilities:
+        """Which participation probabilities its replies are weighed with."""
         if not self.weighs_replies:
-            return SourceKind.NONE
-        return SourceKind.GAPS if Slot.PARTICIPATION in self.rules else self.method.source
+            return Probabilities.NONE
+        gaps = Slot.PARTICIPATION in self.rules
+        return Probabilities.GAPS if gaps else self.method.base.probabilities
 
     @property
     def weighting(self) -> str:
@@ -47,7 +73,7 @@ class Recipe:
         if not self.weighs_replies:
             return self.name
         named = self.method.name
-        return named if self.source is self.method.source else f"fedau{JOIN}{named}"
+        return named if self.source is self.method.base.probabilities else f"fedau{JOIN}{named}"
 
 
 def recipe_named(name: str) -> Recipe:
@@ -66,11 +92,11 @@ def recipe_named(name: str) -> Recipe:
     fedipw.errors.InputError: scaffold+mifa: scaffold and mifa both decide what is remembered of
     each client; keep one.
     """
-    parts = name.split(JOIN)
+    parts = [part.strip() for part in name.split(JOIN)]
     for part in parts:
-        if part not in METHODS and part not in RULES:
+        if part not in METHODS and part not in RULES and "=" not in part:
             raise InputError(_unknown(name, part))
-    weightings = [p for p in parts if p in METHODS]
+    weightings = [p for p in parts if p not in RULES]
     if len(weightings) > 1:
         raise InputError(
             f"{name}: {' and '.join(weightings)} are both weightings; keep one, after the rules."
@@ -106,14 +132,14 @@ def _check(recipe: Recipe) -> None:
     method, memory = recipe.method.name, recipe.memory
     gaps = Slot.PARTICIPATION in recipe.rules
     fault = None
-    if memory is not None and recipe.method.source is SourceKind.COLLAPSED:
+    if memory is not None and recipe.method.base.probabilities is Probabilities.COLLAPSED:
         fault = (
             f"{memory} keeps its memory under enrollment weights, and {method} has one model for "
             "both stages, so no enrollment weights; use fedipw or a calibrated weighting"
         )
     elif gaps and not recipe.weighs_replies:
         fault = f"{memory} reads no participation probabilities, so fedau has nothing to do"
-    elif gaps and recipe.method.source is not SourceKind.TWO_STAGE:
+    elif gaps and recipe.method.base.probabilities is not Probabilities.FITTED:
         fault = (
             f"{method} reads no estimated participation probabilities, so fedau has nothing to "
             "replace; use participation-only, fedipw or a calibrated weighting"

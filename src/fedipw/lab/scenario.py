@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingClassifier
+import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.lab.engine import (
@@ -29,27 +31,34 @@ from fedipw.lab.mechanisms import (
     LogisticEnrollment,
     ParticipationMechanism,
     TraceAvailability,
-    WaveParticipation,
     enrollment_draw,
 )
 from fedipw.lab.mechanisms.base import score_of
+from fedipw.lab.real import WaveParticipation
 from fedipw.lab.recipes import Recipe, recipe_named
-from fedipw.lab.streams import Streams
-from fedipw.lab.testbed import PopulationModel, Testbed
+from fedipw.lab.testbed import PopulationModel, Streams, Testbed
 from fedipw.lab.theory import FederatedLogistic, target_weights
-from fedipw.numerics.checks import check_positive
-from fedipw.selection import (
-    FitWindow,
-    ParticipationModel,
-    ParticipationSettings,
-    enrollment_fit,
+from fedipw.numerics.checks import check_positive, check_probability
+from fedipw.selection.classifiers import Estimator, estimator_named
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import BalanceColumns, Needs, TableEnrollment, rich_design
+from fedipw.selection.participation import Participation, ParticipationSettings, Window, panel
+from fedipw.selection.steps import COLUMNS as HISTORY_COLUMNS
+from fedipw.selection.steps import Formulas, participation_steps
+from fedipw.tables.columns import ENROLLED
+from fedipw.tables.design import bound_design
+from fedipw.tables.ledger import Round
+from fedipw.tables.population import Members, Population
+from fedipw.weighting.balance import Balance
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import Method, NoGuard, Probabilities, Weighing
+from fedipw.weighting.sources import (
+    CollapsedParticipation,
+    NoParticipation,
+    ParticipationSource,
+    TrueParticipation,
 )
-from fedipw.tables.population import Population
-from fedipw.tables.terms import formula_terms, term_of
-from fedipw.weighting import Balance, Facts, Target, Weigher
-from fedipw.weighting.registry import Method, SourceKind
-from fedipw.weighting.schemes import FedAvg, Scheme
-from fedipw.weighting.sources import Collapsed, Known, Propensities, TwoStage, Units, Unmodelled
+from fedipw.weighting.weigher import EnrollmentState, FixedEnrollment, Weigher
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray, IntArray
@@ -57,17 +66,11 @@ if TYPE_CHECKING:
 PAPER_METHODS = ("fedavg", "participation-only", "fedipw", "oracle")
 
 
-class Classifier(Enum):
-    """Named propensity classifiers; any scikit-learn classifier serves in Python."""
+class Target(Enum):
+    """What the target objective averages over."""
 
-    LOGISTIC = "logistic"
-    BOOSTING = "boosting"
-
-    def estimator(self) -> Any:
-        """Return the classifier, none for the default."""
-        if self is Classifier.BOOSTING:
-            return HistGradientBoostingClassifier(random_state=0)  # the same seed, the same bytes
-        return None
+    CLIENT = "client"
+    SAMPLE = "sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,19 +111,56 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropensitySettings:
-    """How both stages are estimated; ``enrollment_columns`` are all covariates by default.
+    """How both stages are estimated.
 
+    ``enrollment`` and ``participation`` are formulas, of all covariates by default;
+    ``enrollment_columns`` names columns instead of a formula. ``classifier`` is any that
+    ``fedipw weights --classifier`` takes; it is cross-fitted where ``folds`` are given.
     ``balance`` is a formula of the terms that calibrated and GREG methods balance, such as
-    ``z1 + z2 + z2**2``; the enrollment columns by default.
+    ``z1 + z2 + z2**2``; the enrollment model's by default.
     """
 
-    window: FitWindow = FitWindow.PAST
-    classifier: Classifier = Classifier.LOGISTIC
+    window: Window = Window.PAST
+    classifier: str = "logistic"
     folds: int | None = None
+    calibration: str | None = None
     per_coefficient: float = 10.0
     history: bool = False
+    enrollment: str = "."
+    participation: str = "."
     enrollment_columns: Sequence[str] | None = None
     balance: str | None = None
+
+    def __post_init__(self) -> None:
+        self.estimator(0)
+        if self.window is Window.POOLED:
+            raise InputError(
+                "The pooled fit reads rounds to come, and a simulation weighs them one by one: use "
+                "the window past or same-round."
+            )
+        if self.enrollment_columns is not None and self.enrollment != ".":
+            raise InputError("Give enrollment as a formula or as columns, not both.")
+
+    def estimator(self, seed: int | Sequence[int]) -> Estimator:
+        """Return how probabilities are made of rows; ``seed`` is of the folds."""
+        return estimator_named(
+            self.classifier, folds=self.folds or 0, calibration=self.calibration, seed=seed
+        )
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether participation depends on former replies."""
+        named = set(re.findall(r"\w+", self.participation))
+        return self.history or not named.isdisjoint(HISTORY_COLUMNS)
+
+    def enrollment_formula(self, population: Population) -> str:
+        """Return what enrollment depends on."""
+        if self.enrollment_columns is None:
+            return self.enrollment
+        population.require(self.enrollment_columns)
+        if not self.enrollment_columns:
+            raise InputError("Enrollment needs at least one covariate.")
+        return " + ".join(f"`{c.replace('`', '``')}`" for c in self.enrollment_columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +207,7 @@ class Scenario:
     def has_limits(self) -> bool:
         """Whether limits can be computed: not from observed replies, nor from reply histories."""
         observed = isinstance(self.participation, TraceAvailability | WaveParticipation)
-        return not (observed or self.propensity.history)
+        return not (observed or self.propensity.reads_history)
 
     def simulation(self, *, limits: bool = True) -> Simulation:
         """Return the run before its first round.
@@ -187,7 +227,7 @@ class Scenario:
             participation=process,
             enrollment_prob=prob,
         )
-        built = _Built(self, federation)
+        built = _Methods(self, federation)
         return Simulation(
             federation,
             built.weighers(),
@@ -196,6 +236,14 @@ class Scenario:
             compositions=built.compositions(),
             limits_from=self.rounds // 2 + 1 if limits else None,
         )
+
+    def weighers(self, federation: Federation) -> list[Weigher]:
+        """Return the weighers of the methods for any clients, such as those of a network."""
+        return _Methods(self, federation).weighers()
+
+    def stages(self, federation: Federation) -> Stages:
+        """Return how both stages are fitted."""
+        return Stages(self.propensity, federation, self.seed)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting as plain values, for records and fingerprints."""
@@ -217,25 +265,92 @@ class Scenario:
 
 
 @final
-class _Built:
+class Stages:
+    """Both stages of selection as they are fitted on a drawn population."""
+
+    def __init__(self, settings: PropensitySettings, federation: Federation, seed: int) -> None:
+        self._settings, self._federation, self._seed = settings, federation, seed
+
+    @cached_property
+    def enrollment(self) -> TableEnrollment:
+        """Enrollment, by its formula."""
+        settings, population = self._settings, self._federation.population
+        return TableEnrollment(
+            population,
+            settings.enrollment_formula(population),
+            settings=TableSettings(estimator=settings.estimator([self._seed, *b"enrollment"])),
+        )
+
+    @cached_property
+    def enrollment_prob(self) -> FloatArray:
+        """Fitted enrollment probabilities, (N,)."""
+        population, stage = self._federation.population, self.enrollment
+        stage.require(Needs(method="enrollment", probabilities=True))
+        everyone = np.ones(population.members.size, dtype=np.bool_)
+        model = stage.fitted(everyone, required=True).model
+        assert model is not None
+        prob = stage.everyone_prob(model)
+        check_probability(
+            prob[population.enrolled], "fitted enrollment probability of enrolled clients"
+        )
+        return prob
+
+    def balance(self, kind: str) -> Balance:
+        """Return balance columns of every client and their means, ``main`` or ``rich``."""
+        population, settings = self._federation.population, self._settings
+        design = self.enrollment.coded.design
+        if kind == "rich":
+            design = rich_design(self.enrollment.coded, population.enrolled_size)
+        elif settings.balance is not None:
+            design = bound_design(settings.balance, population.frame.lazy(), population.covariates)
+        matrix = design.rows(population.frame, "population table").columns.T.copy()
+        columns = BalanceColumns(names=design.names, matrix=matrix, mean=matrix.mean(axis=0))
+        return Balance.of(columns, population.enrolled, population.listed)
+
+    def participation(self, *, collapsed: bool = False) -> Participation:
+        """Return the participation learner, its rows in a panel: rounds list the same clients.
+
+        ``collapsed`` is one model over everybody, enrolled or not.
+        """
+        settings, population = self._settings, self._federation.population
+        members = Members(population.frame.drop(ENROLLED))
+        rows = np.arange(members.size) if collapsed else np.flatnonzero(population.enrolled)
+        names = self._federation.participation.columns
+        first = Round(
+            index=1, rows=rows, table=pl.DataFrame({n: np.zeros(len(rows)) for n in names})
+        )
+        formulas = Formulas(reply=settings.participation, history=settings.history)
+        stage = b"collapsed" if collapsed else b"participation"
+        how = ParticipationSettings(
+            window=settings.window,
+            refit_every=1,
+            per_coefficient=settings.per_coefficient,
+            estimator=settings.estimator([self._seed, *stage]),
+        )
+        steps = participation_steps(first, members, formulas)
+        return Participation(members, steps, how, store=panel(how.estimator))
+
+
+@final
+class _Methods:
     """The weighers and compositions of a scenario's methods."""
 
     def __init__(self, scenario: Scenario, federation: Federation) -> None:
         self._scenario, self._federation = scenario, federation
         self._recipes = [recipe_named(name) for name in scenario.methods]
-        self._facts = _facts(scenario, federation, [r.method for r in self._recipes])
-        self._schemes: dict[str, Scheme] = {}
-        self._enrollment_prob: FloatArray | None = None
+        self._stages = scenario.stages(federation)
+        self._weighings: dict[str, Weighing] = {}
 
     def weighers(self) -> list[Weigher]:
         """Return one weigher for each kind of probabilities the methods need."""
         weighers = []
-        for kind in SourceKind:
+        for kind in Probabilities:
             mine = [r for r in self._recipes if r.source is kind]
             if mine:
-                source = self._source(kind, any(r.method.uses_enrollment for r in mine))
-                schemes = {r.weighting: self._reply_scheme(r) for r in mine}
-                weighers.append(Weigher(source, schemes, trim=self._scenario.trim))
+                fitted = any(r.method.uses_enrollment for r in mine)
+                state = FixedEnrollment(self._state(kind, fitted))
+                methods = {r.weighting: self._reply_method(r) for r in mine}
+                weighers.append(Weigher(state, self._source(kind), methods))
         return weighers
 
     def compositions(self) -> dict[str, Composition]:
@@ -247,102 +362,60 @@ class _Built:
             for r in self._recipes
         }
 
-    def _scheme(self, method: Method) -> Scheme:
-        """Return a weighting's scheme, made once however many methods share it."""
-        if method.name not in self._schemes:
-            made = method.scheme_for(self._facts, self._scenario.target)
-            self._schemes[method.name] = made
-        return self._schemes[method.name]
+    def _method(self, recipe: Recipe) -> Method:
+        """Return a weighting, for the mean over clients or over samples."""
+        by_samples = self._scenario.target is Target.SAMPLE
+        return recipe.method.by_samples() if by_samples else recipe.method
 
-    def _reply_scheme(self, recipe: Recipe) -> Scheme:
-        """Return the scheme of a round's replies: a plain mean where memory does the weighing."""
-        return self._scheme(recipe.method) if recipe.weighs_replies else FedAvg()
+    def _reply_method(self, recipe: Recipe) -> Method:
+        """Return the weighting of a round's replies: a plain mean where memory does it all."""
+        if not recipe.weighs_replies:
+            return method_named("fedavg")
+        return self._method(recipe).trimmed(self._scenario.trim)
 
     def _memory_weights(self, recipe: Recipe) -> MemoryWeights:
-        kind, fitted = recipe.method.source, recipe.method.uses_enrollment
-        return MemoryWeights.of(self._scheme(recipe.method), self._units(kind, fitted))
+        """Return a weighting as memory uses it, calibrated once however many methods share it."""
+        name, method = recipe.method.name, replace(self._method(recipe), guard=NoGuard())
+        if name not in self._weighings:
+            kind = method.base.probabilities
+            self._weighings[name] = method.at(self._state(kind, method.uses_enrollment))
+        return MemoryWeights.of(self._weighings[name])
 
-    def _units(self, kind: SourceKind, fitted: bool) -> Units:
-        """Return the clients with the enrollment probabilities of a source, fitted if needed."""
+    @cached_property
+    def _balances(self) -> dict[str, Balance]:
+        kinds = {r.method.calibration.balance for r in self._recipes}
+        return {kind: self._stages.balance(kind) for kind in kinds if kind}
+
+    def _state(self, kind: Probabilities, fitted: bool) -> EnrollmentState:
+        """Return enrollment with the probabilities of a kind, fitted if needed."""
         population, truth = self._federation.population, self._federation.enrollment_prob
-        prob = np.ones(population.size)
-        if kind is SourceKind.KNOWN:
+        prob = np.ones(len(population.unit_ids))
+        if kind is Probabilities.TRUE:
             if truth is None:
                 raise InputError("The oracle needs true enrollment probabilities.")
             prob = truth
-        elif kind in {SourceKind.TWO_STAGE, SourceKind.GAPS} and fitted:
-            prob = self._fitted()
-        return Units(
+        elif kind in {Probabilities.FITTED, Probabilities.GAPS} and fitted:
+            prob = self._stages.enrollment_prob
+        return EnrollmentState(
             unit_ids=population.unit_ids,
             sample_counts=self._federation.clients.counts,
             enrolled=population.enrolled,
-            enrollment_prob=prob,
-            static=population.matrix(),
+            prob=prob,
+            population_size=float(len(prob)),
+            balance=self._balances.get("main"),
+            rich=self._balances.get("rich"),
+            true_prob=truth,
         )
 
-    def _fitted(self) -> FloatArray:
-        """Return fitted enrollment probabilities, (N,), fitted once."""
-        if self._enrollment_prob is None:
-            settings = self._scenario.propensity
-            self._enrollment_prob = enrollment_fit(
-                self._federation.population,
-                settings.enrollment_columns,
-                classifier=settings.classifier.estimator(),
-                folds=settings.folds,
-                rng=_folding(self._scenario, "enrollment"),
-            ).prob
-        return self._enrollment_prob
-
-    def _source(self, kind: SourceKind, fitted: bool) -> Propensities:
-        units = self._units(kind, fitted)
-        if kind is SourceKind.NONE:
-            return Unmodelled(units)
-        if kind is SourceKind.KNOWN:
-            return Known(units)
-        if kind is SourceKind.GAPS:
-            return Gaps(units, self._scenario.rules.fedau.cutoff)
-        if kind is SourceKind.COLLAPSED:
-            return Collapsed(units, self._participation(units.static, "collapsed"))
-        static = units.static[units.enrolled]
-        return TwoStage(units, self._participation(static, "participation"))
-
-    def _participation(self, static: FloatArray, stage: str) -> ParticipationModel:
-        settings = self._scenario.propensity
-        how = ParticipationSettings(
-            window=settings.window,
-            classifier=settings.classifier.estimator(),
-            folds=settings.folds,
-            per_coefficient=settings.per_coefficient,
-            history=settings.history,
-        )
-        names, columns = (
-            self._federation.population.covariates,
-            self._federation.participation.columns,
-        )
-        return ParticipationModel(static, names, columns, how, _folding(self._scenario, stage))
-
-
-def _facts(scenario: Scenario, federation: Federation, methods: Sequence[Method]) -> Facts:
-    """Return sizes, and the means methods need: those of the table's enrollment columns."""
-    population = federation.population
-    chosen = scenario.propensity.enrollment_columns
-    columns = population.covariates if chosen is None else tuple(chosen)
-    population.require(columns)
-    needs = {m.balanced for m in methods}
-    formula = scenario.propensity.balance
-    if formula is None:
-        terms = tuple(term_of(name, population.frame.schema) for name in columns)
-    else:
-        terms = formula_terms(formula, population.frame)
-    return Facts(
-        population.size,
-        population.enrolled_size,
-        balance=Balance.of(population, terms) if "balance" in needs else None,
-        rich=Balance.rich(population, columns) if "rich" in needs else None,
-        enrollment_prob=federation.enrollment_prob,
-    )
-
-
-def _folding(scenario: Scenario, stage: str) -> np.random.Generator:
-    """Return the chance of a stage's folds, whichever methods run."""
-    return np.random.default_rng([scenario.seed, *stage.encode()])
+    def _source(self, kind: Probabilities) -> ParticipationSource:
+        size = len(self._federation.population.unit_ids)
+        if kind is Probabilities.NONE:
+            return NoParticipation()
+        if kind is Probabilities.TRUE:
+            return TrueParticipation()
+        if kind is Probabilities.GAPS:
+            return Gaps(size, self._scenario.rules.fedau.cutoff)
+        if kind is Probabilities.COLLAPSED:
+            everyone = self._stages.participation(collapsed=True)
+            return CollapsedParticipation(everyone, np.arange(size))
+        return self._stages.participation()

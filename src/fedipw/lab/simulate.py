@@ -1,28 +1,53 @@
-"""``fedipw simulate``: one scenario from a file, with checkpoints, a history and a page."""
+"""``fedipw simulate``: one scenario from a file, with checkpoints, a history and a summary.
+
+The summary says how far each method came, what theory says of it, and how the target loss looks to
+a server that has the replies alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
-from fedipw.audit.page import Table, number
-from fedipw.audit.pages import training_page
-from fedipw.audit.style import look_of
-from fedipw.errors import InputError
-from fedipw.lab.curves import evaluations, run_curves
+from fedipw.errors import FedIPWError, InputError
+from fedipw.evaluation.estimators import Group, HajekMean, population_means
+from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.engine import Simulation
-from fedipw.lab.files import check_directory, environment, staged
-from fedipw.lab.scenario import Scenario
-from fedipw.lab.theory import ErrorParts, FederatedLogistic, error_parts
-from fedipw.lab.theory_report import constants_of, method_report, problem_report
+from fedipw.lab.files import environment
+from fedipw.lab.recipes import recipe_named
+from fedipw.lab.run_page import run_page
+from fedipw.lab.scenario import Scenario, Target
+from fedipw.lab.theory import (
+    FederatedLogistic,
+    ProblemConstants,
+    Schedule,
+    convergence_bound,
+    enrollment_costs,
+    error_parts,
+    first_order_floor,
+    largest_floor,
+    logistic_constants,
+    sensitivity_floor,
+    weight_errors,
+)
+from fedipw.lab.two_phase import fitted_two_phase
+from fedipw.storage.atomic import check_directory, written_directory
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 
+if TYPE_CHECKING:
+    from fedipw.numerics.types import IntArray
+
 _CHECKPOINTS = 20  # about this many over a run
+ODDS_RATIOS = (1.05, 1.1, 1.25, 1.5, 2.0)
+POINTS = 20  # times at which a run is evaluated
+WINDOW = 10  # last rounds that are evaluated together
 
 
 def simulate(
@@ -67,24 +92,17 @@ def simulate(
     return _written(scenario, run, out)
 
 
+def _fingerprint(scenario: Scenario) -> str:
+    return hashlib.sha256(json.dumps(scenario.settings()).encode()).hexdigest()
+
+
 def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
     target = scenario.objective(run.federation)
-    best = target.minimum()
-    history = run.history()
-    frame = history.frame(target, best.point)
-    parts = {
-        name: error_parts(target, limit, history.of(name)[-1]) for name, limit in run.limits.items()
-    }
-    evaluated, missing = evaluations(scenario, run, target)
-    summary = _summary(scenario, run, target, frame, parts) | {"evaluation": evaluated}
-    page = training_page(
-        "A simulated run under two-stage selection",
-        run_curves(frame, evaluated),
-        _tables(summary),
-        [*_notes(summary), *([missing] if missing else [])],
-        scenario.settings(),
-    )
-    with staged(out) as stage:
+    frame = run.history().frame(target, target.minimum().point)
+    evaluated, missing = _evaluations(scenario, run, target)
+    summary = _summary(scenario, run, target, frame) | {"evaluation": evaluated}
+    page = run_page(summary, frame, scenario.settings(), missing)
+    with written_directory(out) as stage:
         frame.write_parquet(stage / "history.parquet")
         (stage / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         (stage / "index.html").write_text(page, encoding="utf-8")
@@ -92,14 +110,10 @@ def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
 
 
 def _summary(
-    scenario: Scenario,
-    run: Simulation,
-    target: FederatedLogistic,
-    frame: pl.DataFrame,
-    parts: dict[str, ErrorParts],
+    scenario: Scenario, run: Simulation, target: FederatedLogistic, frame: pl.DataFrame
 ) -> dict[str, Any]:
     history, best = run.history(), target.minimum()
-    population, problem = run.federation.population, constants_of(scenario, run, target)
+    population, problem = run.federation.population, _constants(scenario, run, target)
     methods = {}
     for name in history.methods:
         mine = frame.filter(pl.col("method") == name)
@@ -113,127 +127,178 @@ def _summary(
             "trimmed": int(mine["trimmed"].sum()),
             "theta": history.of(name)[-1].tolist(),
         }
-        if name in parts:
-            part = parts[name]
-            row["errors"] = {
-                "optimisation": part.optimisation,
-                "lottery": part.lottery,
-                "bias": part.bias,
-            }
+        if name in run.limits:
+            parts = error_parts(target, run.limits[name], history.of(name)[-1])
+            row["errors"] = {k: getattr(parts, k) for k in ("optimisation", "lottery", "bias")}
             if problem is not None:
-                row["theory"] = method_report(scenario, run, target, problem, name)
+                row["theory"] = _method_theory(scenario, run, target, problem, name)
         methods[name] = row
     return {
         "seed": scenario.seed,
         "rounds": history.rounds,
         "skipped_rounds": int(history.skipped.sum()),
-        "population_size": population.size,
+        "population_size": population.listed,
         "enrolled_size": population.enrolled_size,
         "mean_replies": float(history.replies.mean()),
         "target": scenario.target.value,
         "best_loss": best.value,
         "best_theta": best.point.tolist(),
-        "theory": {} if problem is None else problem_report(scenario, run, target, problem),
+        "theory": {} if problem is None else _problem_theory(scenario, run, target, problem),
         "methods": methods,
         **environment(),
     }
 
 
-def _tables(summary: dict[str, Any]) -> list[Table]:
-    methods = summary["methods"]
-    tables = [
-        Table(
-            caption="After the last round",
-            heads=[
-                "Method",
-                "excess loss",
-                "distance",
-                "tail-averaged excess",
-                "effective replies",
-            ],
-            rows=[
-                [
-                    look_of(name).label,
-                    number(row["excess_loss"]),
-                    number(row["distance"]),
-                    number(row["tail_average_excess_loss"]),
-                    number(row["mean_effective_replies"], 3),
-                ]
-                for name, row in methods.items()
-            ],
-        )
+def _constants(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic
+) -> ProblemConstants | None:
+    """Return the constants of a run with known truth and the mean over clients as its target."""
+    if not run.limits or scenario.target is not Target.CLIENT:
+        return None
+    least = min(limit.least_inclusion_prob for limit in run.limits.values())
+    return logistic_constants(target, least, batch_size=scenario.training.batch_size)
+
+
+def _problem_theory(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic, problem: ProblemConstants
+) -> dict[str, Any]:
+    """Return constants, the lottery term, the efficiency bound and the sensitivity."""
+    grades = {k: v.value for k, v in (problem.grades or {}).items()}
+    return {
+        "constants": {**asdict(problem), "grades": grades, "condition": problem.condition},
+        **enrollment_costs(target, run.federation, scenario.population, scenario.seed),
+        "sensitivity": _sensitivity(run, target, problem),
+    }
+
+
+def _sensitivity(
+    run: Simulation, target: FederatedLogistic, problem: ProblemConstants
+) -> list[dict[str, float | None]]:
+    """Return what unobserved drivers of enrollment could do to training, by odds ratio."""
+    prob = run.federation.enrollment_prob
+    if prob is None:
+        return []
+    found = [sensitivity_floor(target, prob, odds_ratio) for odds_ratio in ODDS_RATIOS]
+    return [
+        {
+            "odds_ratio": one.odds_ratio,
+            "weight_error": one.weight_error,
+            "floor": one.floor,
+            "largest_floor": least if np.isfinite(least) else None,
+        }
+        for one in found
+        for least in [largest_floor(one.weight_error, problem)]
     ]
-    if all("errors" in row for row in methods.values()):
-        tables.append(
-            Table(
-                caption="The excess loss in its three parts",
-                heads=["Method", "optimisation", "enrollment lottery", "bias"],
-                rows=[
-                    [look_of(name).label, *(number(v) for v in row["errors"].values())]
-                    for name, row in methods.items()
-                ],
-            )
-        )
-    if all(row.get("theory") for row in methods.values()):
-        tables.append(
-            Table(
-                caption="Weight errors, the floor they leave (exact and first-order), the bound",
-                heads=["Method", "raw", "centred", "rms", "exact floor", "first order", "bound"],
-                rows=[_theory_row(name, row) for name, row in methods.items()],
-            )
-        )
-    if summary["theory"].get("sensitivity"):
-        tables.append(_sensitivity(summary["theory"]["sensitivity"]))
-    return tables
 
 
-def _sensitivity(lines: list[dict[str, Any]]) -> Table:
-    return Table(
-        caption="If something unobserved moves the odds of enrollment: error of the weights, and "
-        "the excess loss it can leave (worst found; bound, where there is one)",
-        heads=["Odds ratio", "centred error", "floor found", "bound"],
-        rows=[
-            [
-                f"{line['odds_ratio']:g}",
-                *(number(line[k]) for k in ("weight_error", "floor", "largest_floor")),
-            ]
-            for line in lines
-        ],
+def _method_theory(
+    scenario: Scenario,
+    run: Simulation,
+    target: FederatedLogistic,
+    problem: ProblemConstants,
+    method: str,
+) -> dict[str, Any]:
+    """Return a method's weight errors, first-order floor and bound."""
+    ratio = target.clients.size * run.limits[method].over_enrollment
+    if not (ratio > 0.0).all():
+        return {"bound": {"statement": "outside the theorem: some limit weights are 0 or below"}}
+    errors, training = weight_errors(ratio), scenario.training
+    schedule = Schedule(
+        local_steps=training.local_steps,
+        step_size=training.step_size,
+        rounds=run.rounds,
+        server_step=training.server_step,
+    )
+    start = np.zeros(target.clients.n_parameters)
+    gap = float(target.losses(start)[0] - target.minimum().value)
+    bound = convergence_bound(problem, schedule, initial_gap=gap, weight_error=errors.raw)
+    unequal = "outside the theorem: clients differ in local steps; " * bool(
+        training.steps_coefficients
+    )
+    if recipe_named(method).rules or recipe_named(method).memory:
+        unequal = "outside the theorem, which is about weighted sums alone; " + unequal
+    return {
+        "weight_error": asdict(errors),
+        "first_order_floor": first_order_floor(target, ratio),
+        "bound": {
+            **{k: getattr(bound, k) for k in ("transient", "variance", "drift", "floor", "total")},
+            "statement": unequal + bound.statement,
+        },
+    }
+
+
+def _evaluations(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic
+) -> tuple[list[dict[str, Any]], str]:
+    """Return what replies say of the target loss, by method and round, or why not.
+
+    Each model is evaluated in the round it enters, by the clients that reply there; ten rounds are
+    taken together. The weighted mean is Hájek's with its design-based interval (E23), both stages
+    fitted on the whole run, beside the plain mean and the truth, which only a simulation knows.
+    """
+    try:
+        sample = _sample(scenario, run)
+    except FedIPWError as error:
+        return [], f"No interval of the target loss: {error}"
+    return list(_lines(scenario, run, target, sample)), ""
+
+
+def _sample(scenario: Scenario, run: Simulation) -> TwoPhase:
+    """Return all replies of the run, drawn again from its seed, in the columns of both stages."""
+    stages, population = scenario.stages(run.federation), run.federation.population
+    process = scenario.simulation(limits=False).federation.participation
+    learner, rows = stages.participation(), np.flatnonzero(population.enrolled)
+    for _ in range(run.rounds):
+        draw = process.advance()
+        learner.open(run.known(draw, rows))
+        learner.close(draw.replied[rows])
+    X, replied, client = learner.steps[0].store.rounds(0, run.rounds).matrix()
+    Z = stages.enrollment.coded.design.rows(population.frame, "population table").columns.T
+    return fitted_two_phase(
+        Z,
+        population.enrolled,
+        X,
+        client,
+        np.repeat(np.arange(run.rounds), len(rows)),
+        replied=replied,
     )
 
 
-def _theory_row(name: str, row: dict[str, Any]) -> list[str]:
-    theory = row["theory"]
-    errors = [theory["weight_error"][k] for k in ("raw", "centred", "rms")]
-    values = [*errors, row["errors"]["bias"], theory["first_order_floor"], theory["bound"]["total"]]
-    return [look_of(name).label, *(number(v) for v in values)]
+def _lines(
+    scenario: Scenario, run: Simulation, target: FederatedLogistic, sample: TwoPhase
+) -> Iterator[dict[str, Any]]:
+    history = run.history()
+    rows = np.flatnonzero(run.federation.population.enrolled)
+    counts = run.federation.clients.counts.astype(np.float64)[rows[sample.client]]
+    mean = HajekMean(counts=counts if scenario.target is Target.SAMPLE else None)
+    windows = list(_windows(run.rounds, sample))
+    for name in history.methods:
+        iterates = history.of(name)
+        losses = np.zeros(len(sample.client))  # of the model that entered the reply's round
+        for index in np.unique([r for w in windows for r in w]):
+            here = sample.round == index
+            losses[here] = target.client_losses(iterates[index])[rows[sample.client[here]]]
+        truth = target.losses(iterates)
+        groups = [Group(name=str(w[-1] + 1), rounds=w) for w in windows]
+        found = population_means(sample, losses, [mean], groups)
+        for window, line in zip(windows, found, strict=True):
+            inside = np.isin(sample.round, window)
+            share = counts[inside] if scenario.target is Target.SAMPLE else None
+            yield {
+                "method": name,
+                "round": int(window[-1]) + 1,
+                "truth": float(truth[window].mean()),
+                "plain": float(np.average(losses[inside], weights=share)),
+                "estimate": line.estimate,
+                "low": line.low,
+                "high": line.high,
+            }
 
 
-def _notes(summary: dict[str, Any]) -> list[str]:
-    return [
-        f"{summary['enrolled_size']:,} of {summary['population_size']:,} clients enrolled.",
-        f"{summary['mean_replies']:.1f} replies a round on average.",
-        f"{summary['skipped_rounds']} of {summary['rounds']} rounds skipped: nobody replied.",
-        f"The target is the mean over {summary['target']}s of the whole population.",
-        *theory_notes(summary),
-    ]
-
-
-def theory_notes(summary: dict[str, Any]) -> list[str]:
-    """Return what theory says of the run, in sentences."""
-    problem = summary["theory"]
-    if not problem:
-        return []
-    lottery, least = number(problem["lottery_term"]), number(problem["efficiency_bound"])
-    return [
-        f"Mean excess loss over draws of enrollment: {lottery} for the oracle's limit.",
-        f"No regular weighting has a mean below {least}.",
-        *(
-            f"{look_of(name).label}: {row['theory']['bound']['statement']}."
-            for name, row in summary["methods"].items()
-        ),
-    ]
-
-
-def _fingerprint(scenario: Scenario) -> str:
-    return hashlib.sha256(json.dumps(scenario.settings()).encode()).hexdigest()
+def _windows(rounds: int, sample: TwoPhase) -> Iterator[IntArray]:
+    """Yield rounds in a row, evenly over the run, in which two clients or more replied."""
+    width = max(1, min(WINDOW, rounds // POINTS))
+    for last in np.unique(np.linspace(width, rounds, min(POINTS, rounds // width)).astype(int)):
+        window = np.arange(last - width, last)
+        if len(np.unique(sample.client[np.isin(sample.round, window)])) > 1:
+            yield window

@@ -1,40 +1,272 @@
-"""Page of a study: figures, tables, what is compared, and what failed."""
+"""Figures and page of a study: methods by scenarios, with intervals over seeds, and failures."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedipw.audit.page import TEMPLATES, Table, inline_svg, number
-from fedipw.audit.style import look_of
-from fedipw.lab.study_figure import MOST_CURVES, StudyView
+from fedipw.audit.page import TEMPLATES
+from fedipw.lab.pages import Table, inline_svg, number
+from fedipw.lab.style import look_of, new_figure, styled
 
+if TYPE_CHECKING:
+    from fedipw.lab.comparison import StudyTables
+    from fedipw.numerics.types import FloatArray
+
+MOST_CURVES = 10  # methods that can be told apart as lines
+_MOST_DOTS = 60  # seeds shown one by one
+_ROW = 0.235  # inches of a method
+_GREY = "#666666"
+_THIN = "xP*X+"  # markers too thin for a white edge
+_DECADES = 1e6  # an axis spans at most this ratio; what lies beyond is told in numbers
 _PARTS = ("optimisation", "lottery", "bias")
+_COMPARED = (
+    "difference", "95% interval", "ratio", "95% interval", "better in", "p (Holm)", "verdict",
+)  # fmt: skip
 _NONE = "–"
 
 
+def draw_results(directory: Path, found: StudyTables) -> None:
+    """Write figure.png and figure.svg: one panel per scenario, one row per method."""
+    down, across = _grid(len(found.study.titles))
+    high = _ROW * len(found.study.methods) + 0.45
+    with styled():
+        figure = new_figure(2.0 + _wide(across) * across, high * down + 0.6)
+        axes = (
+            figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel().tolist()
+        )
+        ends = _ends(found)
+        for ax, (name, title) in zip(axes, found.study.titles.items(), strict=False):
+            _dots(ax, found, name, ends)
+            ax.set_title(_wrapped(title, across), loc="left", fontsize=9)
+        _finish(figure, axes, len(found.study.titles), across)
+        _log_ticks(axes[0], ends)
+        axes[0].set_ylim(len(found.study.methods) - 0.4, -0.6)
+        axes[0].set_yticks(
+            range(len(found.study.methods)), [look_of(m).label for m in found.study.methods]
+        )
+        figure.supxlabel(f"{_sentence(found.study.measure.words)} (log scale)", fontsize=9)
+        _save(figure, directory, "figure")
+
+
+def draw_curves(directory: Path, found: StudyTables) -> bool:
+    """Write curves.png and curves.svg, unless there are too many methods to tell apart."""
+    if len(found.study.methods) > MOST_CURVES or found.curves.is_empty():
+        return False
+    down, across = _grid(len(found.study.titles))
+    with styled():
+        columns = min(3, across + 1)
+        keys = 0.19 * math.ceil(len(found.study.methods) / columns)
+        figure = new_figure(0.9 + (_wide(across) + 0.3) * across, 2.4 * down + 0.5 + keys)
+        axes = figure.subplots(down, across, squeeze=False, sharey=True).ravel().tolist()
+        for ax, (name, title) in zip(axes, found.study.titles.items(), strict=False):
+            _lines(ax, found, name)
+            ax.set_title(_wrapped(title, across), loc="left", fontsize=9)
+        _finish(figure, axes, len(found.study.titles), across)
+        handles = {str(h.get_label()): h for ax in axes for h in ax.get_lines()}
+        labels = [look_of(m).label for m in found.study.methods if look_of(m).label in handles]
+        figure.legend(
+            [handles[label] for label in labels],
+            labels,
+            loc="outside lower center",
+            ncols=columns,
+            handlelength=3.0,
+        )
+        for ax in axes[::across]:
+            ax.set_ylabel("Excess target loss (log)")
+        _save(figure, directory, "curves")
+    return True
+
+
+def _grid(panels: int) -> tuple[int, int]:
+    """Return rows and columns of panels.
+
+    >>> [_grid(n) for n in (1, 3, 4, 6, 8)]
+    [(1, 1), (1, 3), (2, 2), (2, 3), (2, 4)]
+    """
+    across = {1: 1, 2: 2, 4: 2}.get(panels, 3 if panels <= 6 or panels == 9 else 4)
+    return math.ceil(panels / across), across
+
+
+def _wide(across: int) -> float:
+    return {1: 4.4, 2: 3.0, 3: 2.4}.get(across, 2.05)
+
+
+def _wrapped(title: str, across: int) -> str:
+    """Return a title on lines that fit a panel, broken between words alone."""
+    width = int(15.5 * _wide(across))
+    words = " ".join(title.split())
+    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _ends(found: StudyTables) -> tuple[float, float]:
+    """Return the ends of the shared log axis: all means, and intervals as far as they matter."""
+    means = found.summary["mean"].drop_nulls().to_numpy()
+    positive = means[means > 0.0]
+    if len(positive) == 0:
+        return 1e-3, 1.0
+    lows = found.summary["low"].drop_nulls().to_numpy()
+    least = float(positive.min())
+    lowest = min([least, *(x for x in lows if x > least / 10.0)])
+    highest = max([float(positive.max()), *found.summary["high"].drop_nulls()])
+    return lowest / 1.6, min(highest, least * _DECADES) * 1.6
+
+
+def _dots(ax: Axes, found: StudyTables, scenario: str, ends: tuple[float, float]) -> None:
+    ax.set_xscale("log", nonpositive="clip")
+    ax.set_xlim(*ends)
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
+    reference = _mean(found, scenario, found.study.references[scenario])
+    if reference is not None and reference > 0.0:
+        ax.axvline(reference, color=_GREY, lw=0.8, ls=(0, (4, 3)), zorder=1)
+    for row, method in enumerate(found.study.methods):
+        if row % 2 == 0:
+            ax.axhspan(row - 0.5, row + 0.5, color="#000000", alpha=0.035, lw=0, zorder=0)
+        _dot(ax, found, (scenario, method), row, ends)
+
+
+def _dot(
+    ax: Axes, found: StudyTables, who: tuple[str, str], row: int, ends: tuple[float, float]
+) -> None:
+    mine = _of(found.summary, *who)
+    if mine.is_empty():
+        return
+    line, look = mine.row(0, named=True), look_of(who[1])
+    seeds = _of(found.results, *who)[found.study.measure.column].drop_nulls().to_numpy()
+    inside = seeds[(seeds > ends[0]) & (seeds < ends[1])]
+    if len(found.study.seeds) <= _MOST_DOTS:
+        below = np.full(len(inside), row + 0.27)
+        ax.scatter(inside, below, s=6, c=look.colour, alpha=0.35, lw=0)
+    mean = line["mean"]
+    if mean is not None and 0.0 < mean < ends[1]:
+        if line["low"] is not None:
+            span = [max(line["low"], ends[0]), min(line["high"], ends[1])]
+            ax.plot(span, [row, row], color=look.colour, lw=1.6, zorder=3)
+        edge = look.colour if look.marker in _THIN else "white"
+        ax.plot(mean, row, look.marker, color=look.colour, ms=6, mec=edge, mew=0.7, zorder=4)
+    beyond = f"{mean:.1g} →" if mean is not None and mean >= ends[1] else ""
+    failed = f"{line['failures']} of {len(found.study.seeds)} failed" if line["failures"] else ""
+    if beyond or failed:
+        _remark(ax, ", ".join(filter(None, (beyond, failed))), row)
+
+
+def _remark(ax: Axes, text: str, row: int) -> None:
+    ax.annotate(
+        text,
+        (1.0, row),
+        xycoords=ax.get_yaxis_transform(),
+        xytext=(-3, 0),
+        textcoords="offset points",
+        ha="right",
+        va="center",
+        fontsize=7,
+        color="#A03000",
+        bbox={"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.6},
+        zorder=5,
+    )
+
+
+def _lines(ax: Axes, found: StudyTables, scenario: str) -> None:
+    for k, method in enumerate(found.study.methods):
+        part = _of(found.curves, scenario, method)
+        if part.is_empty():
+            continue
+        look = look_of(method)
+        middle = part.group_by("round").agg(pl.col("excess_loss").median()).sort("round")
+        x, y = middle["round"].to_numpy(), middle["excess_loss"].to_numpy()
+        ax.plot(
+            x,
+            np.where(y > 0.0, y, np.nan),
+            look.line,
+            color=look.colour,
+            lw=1.4,
+            marker=look.marker,
+            ms=4,
+            markevery=_marked(x, k / len(found.study.methods)),
+            label=look.label,
+        )
+    ax.set_yscale("log")
+    ax.set_xlabel("Communication round")
+    ax.margins(x=0.02)
+
+
+def _marked(x: FloatArray, share: float) -> list[int]:
+    """Return places of markers, moved along so that those of other methods lie elsewhere."""
+    wanted = x[-1] * (np.arange(4) + share) / 4.0
+    return sorted({int(np.argmin(np.abs(x - w))) for w in wanted})
+
+
+def _finish(figure: Figure, axes: Sequence[Axes], used: int, across: int) -> None:
+    """Hide panels that are not used, and give the axis back to those above them."""
+    for k, ax in enumerate(axes):
+        if k >= used:
+            ax.set_axis_off()
+        elif k + across >= used:
+            ax.tick_params(labelbottom=True)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.set(w_pad=0.06, h_pad=0.05)  # type: ignore[call-arg]
+
+
+def _log_ticks(ax: Axes, ends: tuple[float, float]) -> None:
+    decades = math.log10(ends[1] / ends[0])
+    if decades > 5.0:
+        ax.xaxis.set_major_locator(LogLocator(numticks=5))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _save(figure: Figure, directory: Path, name: str) -> None:
+    figure.savefig(directory / f"{name}.png", dpi=180)
+    figure.set_layout_engine("none")  # it is laid out; once is enough
+    figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
+
+
+def _of(frame: pl.DataFrame, scenario: str, method: str) -> pl.DataFrame:
+    return frame.filter((pl.col("scenario") == scenario) & (pl.col("method") == method))
+
+
+def _mean(found: StudyTables, scenario: str, method: str) -> float | None:
+    mine = _of(found.summary, scenario, method)["mean"]
+    return None if mine.is_empty() else mine[0]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def study_page(
-    directory: Path, view: StudyView, manifest: Mapping[str, Any], *, curves: bool
+    directory: Path, found: StudyTables, manifest: Mapping[str, Any], *, curves: bool
 ) -> str:
     """Return the page of `fedipw study`; ``directory`` holds its drawings, ``curves`` if drawn."""
     return TEMPLATES.get_template("study.html").render(
-        title=view.title,
-        view=view,
-        scenarios=len(view.scenarios),
-        rounds=" or ".join(str(r) for r in sorted(set(view.rounds.values()))),
+        title=found.study.title,
+        methods=len(found.study.methods),
+        seeds=len(found.study.seeds),
+        words=found.study.measure.words,
+        scenarios=len(found.study.titles),
+        rounds=" or ".join(str(r) for r in sorted({c.scenario.rounds for c in found.study.cases})),
         svg=_drawing(directory / "figure.svg"),
         curves=_drawing(directory / "curves.svg") if curves else None,
         most_curves=MOST_CURVES,
-        references=", ".join(dict.fromkeys(look_of(m).label for m in view.references.values())),
-        overview=[t for t in (_means(view), _limits(view), _ranks(view)) if t is not None],
-        compared=[_compared(view, name) for name in view.scenarios],
-        parts=[t for t in (_parts(view, name) for name in view.scenarios) if t.rows],
-        failures=list(_failures(view)),
+        references=", ".join(
+            dict.fromkeys(look_of(m).label for m in found.study.references.values())
+        ),
+        overview=[t for t in (_means(found), _limits(found), _ranks(found)) if t is not None],
+        compared=[_compared(found, name) for name in found.study.titles],
+        parts=[t for t in (_parts(found, name) for name in found.study.titles) if t.rows],
+        failures=list(_failures(found)),
         manifest=manifest,
     )
 
@@ -44,12 +276,12 @@ def _drawing(path: Path) -> Markup:
     return Markup(re.sub(r' id="[A-Za-z]+\.?[A-Za-z0-9]*_\d+"', "", str(inline_svg(path))))
 
 
-def _means(view: StudyView) -> Table:
-    lost = view.summary["failures"].sum()
+def _means(found: StudyTables) -> Table:
+    lost = found.summary["failures"].sum()
     brackets = "; in brackets the seeds in which the method failed, which are left out"
     return _by_scenario(
-        view,
-        f"{view.words[:1].upper()}{view.words[1:]}, in thousandths: mean over seeds ± one standard "
+        found,
+        f"{_sentence(found.study.measure.words)}, in thousandths: mean over seeds ± one standard "
         f"error{brackets if lost else ''}",
         lambda row: (
             _mean_se(row["mean"], row["se"]) + (f" ({row['failures']})" if row["failures"] else "")
@@ -57,70 +289,57 @@ def _means(view: StudyView) -> Table:
     )
 
 
-def _limits(view: StudyView) -> Table | None:
-    if view.summary["limit_mean"].null_count() == view.summary.height:
+def _limits(found: StudyTables) -> Table | None:
+    if found.summary["limit_mean"].null_count() == found.summary.height:
         return None
     return _by_scenario(
-        view,
+        found,
         "Excess loss of the limit, in thousandths: what is left after any number of rounds, mean "
         "over seeds ± one standard error",
         lambda row: _mean_se(row["limit_mean"], row["limit_se"]),
     )
 
 
-def _ranks(view: StudyView) -> Table:
+def _ranks(found: StudyTables) -> Table:
     table = _by_scenario(
-        view,
+        found,
         "Mean rank over seeds: 1 is best, ties share, a failure ranks last",
         lambda row: f"{row['mean_rank']:.1f}",
     )
-    if len(view.scenarios) == 1 or view.ranks.is_empty():
+    if len(found.study.titles) == 1 or found.ranks.is_empty():
         return table
-    overall = dict(view.ranks.select("method", "mean_rank").iter_rows())
+    overall = dict(found.ranks.select("method", "mean_rank").iter_rows())
     return Table(
         caption=f"{table.caption}; overall among the methods that every scenario has",
         heads=[*table.heads, "Overall"],
         rows=[
             [*row, f"{overall[m]:.1f}" if m in overall else _NONE]
-            for m, row in zip(view.methods, table.rows, strict=True)
+            for m, row in zip(found.study.methods, table.rows, strict=True)
         ],
     )
 
 
-def _by_scenario(view: StudyView, caption: str, cell: Callable[[dict[str, Any]], str]) -> Table:
-    found = {(r["scenario"], r["method"]): r for r in view.summary.iter_rows(named=True)}
+def _by_scenario(found: StudyTables, caption: str, cell: Callable[[dict[str, Any]], str]) -> Table:
+    lines = {(r["scenario"], r["method"]): r for r in found.summary.iter_rows(named=True)}
+
+    def cells(method: str) -> Iterator[str]:
+        for name in found.study.titles:
+            yield cell(lines[name, method]) if (name, method) in lines else _NONE
+
     return Table(
         caption=caption,
-        heads=["Method", *view.scenarios.values()],
-        rows=[
-            [
-                look_of(method).label,
-                *(
-                    cell(found[name, method]) if (name, method) in found else _NONE
-                    for name in view.scenarios
-                ),
-            ]
-            for method in view.methods
-        ],
+        heads=["Method", *found.study.titles.values()],
+        rows=[[look_of(method).label, *cells(method)] for method in found.study.methods],
     )
 
 
-def _compared(view: StudyView, scenario: str) -> Table:
-    reference = look_of(view.references[scenario]).label
-    part = view.comparison.filter(pl.col("scenario") == scenario)
+def _compared(found: StudyTables, scenario: str) -> Table:
+    reference = look_of(found.study.references[scenario]).label
+    part = found.comparison.filter(pl.col("scenario") == scenario)
     return Table(
-        caption=f"{view.scenarios[scenario]}: each method minus {reference}, seed by seed, in "
+        caption=f"{found.study.titles[scenario]}: each method minus {reference}, seed by seed, in "
         "thousandths, and the ratio of means, with 95% intervals",
-        heads=[
-            "Method",
-            "difference",
-            "95% interval",
-            "ratio",
-            "95% interval",
-            "better in",
-            "p (Holm)",
-            "verdict",
-        ],
+        heads=["Method", *_COMPARED],
         rows=[
             [
                 look_of(row["method"]).label,
@@ -137,11 +356,11 @@ def _compared(view: StudyView, scenario: str) -> Table:
     )
 
 
-def _parts(view: StudyView, scenario: str) -> Table:
-    part = view.summary.filter((pl.col("scenario") == scenario) & pl.col("bias").is_not_null())
+def _parts(found: StudyTables, scenario: str) -> Table:
+    part = found.summary.filter((pl.col("scenario") == scenario) & pl.col("bias").is_not_null())
     return Table(
-        caption=f"{view.scenarios[scenario]}: excess loss of the last model in its three parts, in "
-        "thousandths, mean over seeds",
+        caption=f"{found.study.titles[scenario]}: excess loss of the last model in its three parts,"
+        " in thousandths, mean over seeds",
         heads=["Method", "optimisation", "enrollment lottery", "bias", "effective replies"],
         rows=[
             [
@@ -154,16 +373,17 @@ def _parts(view: StudyView, scenario: str) -> Table:
     )
 
 
-def _failures(view: StudyView) -> Iterator[str]:
+def _failures(found: StudyTables) -> Iterator[str]:
     """Yield what failed and why, and which limits could not be had."""
     for column, what in (("failure", "failed"), ("limit_failure", "has no limit")):
-        lost = view.results.filter(pl.col(column).is_not_null())
+        lost = found.results.filter(pl.col(column).is_not_null())
         groups = lost.group_by("scenario", "method", maintain_order=True)
         for (scenario, method), part in groups:
             first = part.row(0, named=True)
             yield (
-                f"{view.scenarios[str(scenario)]}: {look_of(str(method)).label} {what} in "
-                f"{part.height} of {view.seeds} seeds. Seed {first['seed']}: {first[column]}"
+                f"{found.study.titles[str(scenario)]}: {look_of(str(method)).label} {what} in "
+                f"{part.height} of {len(found.study.seeds)} seeds. Seed {first['seed']}: "
+                f"{first[column]}"
             )
 
 

@@ -1,8 +1,11 @@
-"""The synthetic population: client covariates that move data, labels and selection together."""
+"""The synthetic population: client covariates that move data, labels and selection together.
+
+All chance of a run comes from the named streams of one seed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +20,32 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray, IntArray
 
 _BLOCK_CLIENTS = 4096  # part of the definition of a draw: features and labels alternate by block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Streams:
+    """One generator for each source of chance.
+
+    A stream's draws do not depend on how much another was used, so every scheme, and every point of
+    a sweep, sees the same clients, the same enrollment uniforms and the same rounds.
+
+    >>> a, b = Streams.of(7), Streams.of(7)
+    >>> _ = a.population.random(1000)
+    >>> float(a.enrollment.random()) == float(b.enrollment.random())
+    True
+    """
+
+    population: np.random.Generator
+    enrollment: np.random.Generator
+    participation: np.random.Generator
+    training: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int) -> Streams:
+        """Return the streams of a seed."""
+        names = tuple(f.name for f in fields(cls))
+        children = np.random.SeedSequence(seed).spawn(len(names))
+        return cls(**dict(zip(names, map(np.random.default_rng, children), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,8 +79,6 @@ class Testbed:
     M and C (3 x d, unit rows) and :math:`w_0` (norm 2) come from ``design_seed`` and stay fixed
     over seeds. ``rows_max`` gives clients between ``rows`` and ``rows_max`` rows.
 
-    Examples
-    --------
     >>> draw = Testbed(size=50).draw(np.random.default_rng(0))
     >>> draw.population.covariates, draw.clients.features.shape
     (('z1', 'z2', 'z3'), (1000, 5))

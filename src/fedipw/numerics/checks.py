@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,8 +45,7 @@ def check_probability(values: ArrayLike, name: str = "probability") -> FloatArra
     bad = ~((probs > 0.0) & (probs <= 1.0))  # NaN fails both comparisons
     if bad.any():
         rows = np.flatnonzero(bad)
-        listed = some(f"row {row}: {probs.ravel()[row]!r:}" for row in rows.tolist())
-        listed = listed.replace("np.float64(", "").replace(")", "")
+        listed = some(f"row {row}: {float(probs.ravel()[row])!r}" for row in rows.tolist())
         raise InputError(
             f"{name} must lie in (0, 1]; {rows.size} of {probs.size} do not ({listed}). "
             "A client with probability 0 can never be reached, so no weight stands for it: leave "
@@ -73,7 +73,7 @@ def check_finite(matrix: FloatArray, names: Sequence[str], what: str) -> None:
 
 def check_positive(value: float, name: str) -> float:
     """Return ``value`` if it is finite and above zero."""
-    if not (np.isfinite(value) and value > 0):
+    if not (isinstance(value, Real) and np.isfinite(value) and value > 0):
         raise InputError(f"{name} must be a finite number above 0, not {value!r}.")
     return value
 

@@ -6,6 +6,7 @@ serve all distances; ``family`` and two numbers ``low`` and ``high`` choose one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,33 +24,29 @@ _TILE = 4
 
 
 @compiled
-def _clipped(u: FloatArray, low: float, high: float, ratio: FloatArray, slope: FloatArray) -> None:
-    """F = 1 + u held in [low, high]."""
-    for i in range(u.size):
-        free = 1.0 + u[i]
-        g = low if free < low else free
-        g = high if g > high else g
-        ratio[i] = g
-        slope[i] = 1.0 if g == free else 0.0
-
-
-@compiled
-def _logistic(u: FloatArray, low: float, high: float, ratio: FloatArray, slope: FloatArray) -> None:
-    """F between low and high with F(0) = F'(0) = 1 (Deville & Särndal's logit)."""
-    steep = (high - low) / ((1.0 - low) * (high - 1.0))
-    shift = np.log((1.0 - low) / (high - 1.0))
-    for i in range(u.size):
-        prob = sigmoid(steep * u[i] + shift)
-        ratio[i] = low + (high - low) * prob
-        slope[i] = (high - low) * steep * prob * (1.0 - prob)
-
-
-@compiled
-def _exponential(u: FloatArray, ratio: FloatArray, slope: FloatArray) -> None:
-    for i in range(u.size):
-        g = exp(u[i])
-        ratio[i] = g
-        slope[i] = g
+def _family(
+    u: FloatArray, family: int, low: float, high: float, ratio: FloatArray, slope: FloatArray
+) -> None:
+    """Leave F(u) and F'(u) in ``ratio`` and ``slope``."""
+    if family == EXPONENTIAL:
+        for i in range(u.size):
+            g = exp(u[i])
+            ratio[i] = g
+            slope[i] = g
+    elif family == CLIPPED:  # 1 + u held in [low, high]
+        for i in range(u.size):
+            free = 1.0 + u[i]
+            g = low if free < low else free
+            g = high if g > high else g
+            ratio[i] = g
+            slope[i] = 1.0 if g == free else 0.0
+    else:  # between low and high with F(0) = F'(0) = 1 (Deville & Särndal's logit)
+        steep = (high - low) / ((1.0 - low) * (high - 1.0))
+        shift = np.log((1.0 - low) / (high - 1.0))
+        for i in range(u.size):
+            prob = sigmoid(steep * u[i] + shift)
+            ratio[i] = low + (high - low) * prob
+            slope[i] = (high - low) * steep * prob * (1.0 - prob)
 
 
 @compiled
@@ -72,23 +69,6 @@ def _potential(
             soft = log1p_unit(exp(-abs(v))) + 0.5 * (v + abs(v))
             total += weight[i] * (low * u[i] + (high - low) / steep * soft)
     return total
-
-
-@compiled
-def _family(
-    u: FloatArray,
-    family: int,
-    low: float,
-    high: float,
-    ratio: FloatArray,
-    slope: FloatArray,
-) -> None:
-    if family == EXPONENTIAL:
-        _exponential(u, ratio, slope)
-    elif family == CLIPPED:
-        _clipped(u, low, high, ratio, slope)
-    else:
-        _logistic(u, low, high, ratio, slope)
 
 
 @compiled
@@ -200,21 +180,12 @@ def dense_sums(
     """
     n, q = X.shape
     wide = -(-(q + 1) // _TILE) * _TILE if hessian else 0
-    parts = _parts(n)
-    sums = np.zeros((len(parts) - 1, q + 3))
-    sums[:, 1] = -np.inf
-    squares = np.zeros((len(parts) - 1, wide, wide))
     inverse = 1.0 / scale
 
-    def work(start: int, stop: int) -> None:
-        for k in range(start, stop):
-            _dense_part(
-                X, base, centre, inverse, point, *family, parts[k], parts[k + 1], ratio, sums[k],
-                squares[k],
-            )  # fmt: skip
+    def add(start: int, stop: int, sums: FloatArray, square: FloatArray) -> None:
+        _dense_part(X, base, centre, inverse, point, *family, start, stop, ratio, sums, square)
 
-    over_ranges(len(parts) - 1, work, work=float(n * q * (q if hessian else 4)))
-    return _added(sums, squares if hessian else None, q + 1)
+    return _added(n, q + 1, wide, add, work=float(n * q * (q if hessian else 4)))
 
 
 @compiled
@@ -282,31 +253,19 @@ def margin_sums(
     in ``point``; the last place is the constant.
     """
     n, size = len(codes), len(point)
-    parts = _parts(n)
-    sums = np.zeros((len(parts) - 1, size + 2))
-    sums[:, 1] = -np.inf
-    wide = size if hessian else 0
-    squares = np.zeros((len(parts) - 1, wide, wide))
 
-    def work(start: int, stop: int) -> None:
-        for k in range(start, stop):
-            _margins_part(
-                codes, offsets, base, point, *family, parts[k], parts[k + 1], ratio, sums[k],
-                squares[k],
-            )  # fmt: skip
+    def add(start: int, stop: int, sums: FloatArray, square: FloatArray) -> None:
+        _margins_part(codes, offsets, base, point, *family, start, stop, ratio, sums, square)
 
-    over_ranges(len(parts) - 1, work, work=float(n * codes.shape[1] ** (2 if hessian else 1)))
-    value, largest, gradient, square = _added(sums, squares if hessian else None, size)
+    work = float(n * codes.shape[1] ** (2 if hessian else 1))
+    found = _added(n, size, size if hessian else 0, add, work=work)
+    square = found[3]
     if square is not None:
         places = np.arange(size - 1)  # the constant meets each indicator in the indicator alone
         square[-1, :-1] = square[:-1, -1] = square[places, places]
-        square[-1, -1] = square[places, places][offsets[0] : _end(offsets, size)].sum()
-    return value, largest, gradient, square
-
-
-def _end(offsets: IntArray, size: int) -> int:
-    """Return where the levels of the first variable end."""
-    return int(offsets[1]) if len(offsets) > 1 else size - 1
+        first = slice(offsets[0], offsets[1] if len(offsets) > 1 else size - 1)
+        square[-1, -1] = square[places, places][first].sum()
+    return found
 
 
 def _parts(n: int) -> list[int]:
@@ -315,12 +274,28 @@ def _parts(n: int) -> list[int]:
 
 
 def _added(
-    sums: FloatArray, squares: FloatArray | None, size: int
+    n: int,
+    size: int,
+    wide: int,
+    add: Callable[[int, int, FloatArray, FloatArray], None],
+    *,
+    work: float,
 ) -> tuple[float, float, FloatArray, FloatArray | None]:
+    """Return the sums of rows that ``add`` makes in parts, a square only where it is ``wide``."""
+    parts = _parts(n)
+    sums = np.zeros((len(parts) - 1, size + 2))
+    sums[:, 1] = -np.inf
+    squares = np.zeros((len(parts) - 1, wide, wide))
+
+    def share(start: int, stop: int) -> None:
+        for k in range(start, stop):
+            add(parts[k], parts[k + 1], sums[k], squares[k])
+
+    over_ranges(len(parts) - 1, share, work=work)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at what is not finite
         total = sums.sum(axis=0)
     whole = None
-    if squares is not None:
+    if wide:
         lower = np.tril(squares.sum(axis=0)[:size, :size])
         whole = lower + np.tril(lower, -1).T
     return float(total[0]), float(sums[:, 1].max()), total[2:], whole
@@ -347,9 +322,9 @@ def _moments_part(X: FloatArray, shift: FloatArray, start: int, stop: int, out: 
 
 
 def column_moments(X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return mean, standard deviation (over n - 1), least and largest of each column, (q,) each.
+    """Return mean, sum of squares about it, least and largest of each column, (q,) each.
 
-    A NaN or an infinity in a column makes its mean or deviation a NaN.
+    A NaN or an infinity in a column makes its mean or its squares a NaN.
     """
     n, q = X.shape
     parts, shift = _parts(n), np.array(X[0], dtype=np.float64)
@@ -364,8 +339,7 @@ def column_moments(X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, F
     with np.errstate(invalid="ignore", over="ignore"):
         mean = out[:, 0].sum(axis=0) / n
         squares = np.maximum(out[:, 1].sum(axis=0) - n * mean**2, 0.0)
-        deviation = np.sqrt(squares / max(1, n - 1))
-        return shift + mean, deviation, out[:, 2].min(axis=0), out[:, 3].max(axis=0)
+    return shift + mean, squares, out[:, 2].min(axis=0), out[:, 3].max(axis=0)
 
 
 def l1_quadratic_step(
@@ -376,47 +350,56 @@ def l1_quadratic_step(
     Feature-sign search (Lee et al. 2006): guess the signs of z = point + s, solve the quadratic
     they leave, stop at the best change of sign on the way, and bring in the zero that promises
     most; exact after finitely many guesses.
+
+    Slopes are taken as g + Hs, not from H z alone: near the minimum s is small where z is not, and
+    slopes keep the digits of the gradient. They are sums of q + 1 products and terms, so that an
+    excess over the penalty below :math:`(q + 2)\,\epsilon\,(|g| + |H||s| + \text{penalty})` is
+    rounding.
     """
-    q = len(gradient)
-    linear = gradient - hessian @ point
+    q, eps = len(gradient), float(np.finfo(np.float64).eps)
     z = point.copy()
     free = penalty == 0.0
     sign = np.where(free, 0.0, np.sign(z))
-    scale = np.abs(gradient).max(initial=0.0) + penalty.max(initial=0.0) + 1e-300
+    solved = False
     for _ in range(100 * (q + 1)):
         active = free | (sign != 0.0)
-        slope = hessian @ z + linear
-        if np.abs((slope + penalty * sign)[active]).max(initial=0.0) <= 1e-14 * scale:
-            excess = np.where(active, 0.0, np.abs(slope) - penalty)
+        step = z - point
+        slope = gradient + hessian @ step
+        if solved:
+            rounding = np.abs(gradient) + np.abs(hessian) @ np.abs(step) + penalty
+            excess = np.abs(slope) - penalty - (q + 2) * eps * rounding
+            excess[active] = 0.0
             j = int(np.argmax(excess))
-            if excess[j] <= 1e-14 * scale:
+            if excess[j] <= 0.0:
                 break
             sign[j], active[j] = -np.sign(slope[j]), True
-        before = z[active]
-        wish = -(linear + penalty * sign)[active]
-        goal = np.linalg.lstsq(hessian[np.ix_(active, active)], wish, rcond=1e-15)[0]
-        z[active] = _best_on_the_way(
-            before, goal, hessian[np.ix_(active, active)], linear[active], penalty[active]
-        )
-        if np.array_equal(z[active], before):
-            break
-        sign = np.where(free, 0.0, np.sign(z))
-    step: FloatArray = z - point
-    return step
+        square, start = hessian[np.ix_(active, active)], z[active]
+        wish = -(slope + penalty * sign)[active]
+        goal = start + np.linalg.lstsq(square, wish, rcond=1e-15)[0]
+        z[active] = _best_on_the_way(start, goal, square, slope[active], penalty[active])
+        signs = np.where(free, 0.0, np.sign(z))
+        solved = np.array_equal(signs, sign) and np.array_equal(z[active], goal)
+        sign = signs
+    return z - point
 
 
 def _best_on_the_way(
-    start: FloatArray, goal: FloatArray, H: FloatArray, linear: FloatArray, penalty: FloatArray
+    start: FloatArray, goal: FloatArray, H: FloatArray, slope: FloatArray, penalty: FloatArray
 ) -> FloatArray:
-    """Return the best of the goal and the points where a coordinate changes its sign."""
-    move = goal - start
+    """Return the best of the goal and the points where a coordinate changes its sign.
+
+    ``slope`` is that of the quadratic at the start, (q,).
+    """
+    whole = goal - start
     crossing = np.flatnonzero((start * goal < 0.0) & (penalty > 0.0))
     best, lowest = goal, np.inf
     for j in (-1, *crossing.tolist()):
-        z = goal if j < 0 else start - start[j] / move[j] * move
+        z = goal if j < 0 else start - start[j] / whole[j] * whole
         if j >= 0:
             z[j] = 0.0
-        value = float(0.5 * z @ H @ z + linear @ z + penalty @ np.abs(z))
+        move = z - start
+        gain = penalty @ (np.abs(z) - np.abs(start))
+        value = float(0.5 * move @ H @ move + slope @ move + gain)
         if value < lowest:
             best, lowest = z, value
     return best

@@ -1,105 +1,647 @@
-"""Enrollment probabilities, fitted once on the population table before the first round."""
+"""Enrollment: the probability that a client of the population is enrolled, however it is known.
+
+A stage answers for the members of a population whichever way the rest is known: a model fitted on a
+table of everybody, on a reference sample, or, with totals alone, no probability at all and balance
+columns to calibrate on.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import numpy as np
+import polars as pl
+from scipy.special import expit
 
-from fedipw.errors import InputError
-from fedipw.numerics.checks import check_probability, some
-from fedipw.selection.crossfit import ScoreCalibration, cross_fitted_prob
-from fedipw.selection.model import PropensityModel, fitted_model
+from fedipw.errors import FedIPWError, InputError, NotConvergedError
+from fedipw.numerics.checks import check_finite, check_probability, check_rows, some
+from fedipw.numerics.logistic import logistic_sums
+from fedipw.numerics.newton import Sums, newton_minimum
+from fedipw.selection.classifiers import Newton
+from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_before_enrollment
+from fedipw.selection.overlap import Overlap, overlap
+from fedipw.selection.saved import StageModel, block_prob
+from fedipw.tables.columns import ENROLLED, ID
+from fedipw.tables.design import Design, bound_design, used_parts
+from fedipw.tables.formula import formula_clauses, term_matrix, term_of
+from fedipw.tables.partitions import Block, Partitions
+from fedipw.tables.population import Members, Population, ReferenceSample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import FloatArray
-    from fedipw.tables.population import Population
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+
+T = TypeVar("T")
+PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
+CLIENTS_PER_MOMENT = 25  # enrolled clients behind each moment of a rich balance map
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a method must know of the population."""
+
+    method: str
+    probabilities: bool = False  # of enrollment, estimated
+    truth: bool = False  # true probabilities, as only a simulation has them
+    everyone: bool = False  # the clients that are not enrolled
+    size: bool = False  # of the population
+    balance: str = ""  # "main" or "rich": population means of the covariates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnrollmentFit:
-    """Estimated P(E = 1 | Z) of every client, and the model behind it (none if cross-fitted)."""
+    """Enrollment probabilities of the members at one time."""
 
-    columns: tuple[str, ...]
-    prob: FloatArray  # (N,)
-    model: PropensityModel | None
-    dropped: tuple[str, ...]  # collinear or constant columns left out of the fit
+    prob: FloatArray  # (n,), NaN where not known
+    known: BoolArray  # (n,) who has all values
+    model: StageModel | None = None
+    note: str = ""  # why there is no model, where one was asked for
 
 
-def enrollment_fit(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BalanceColumns:
+    """Balance columns of the members and their population means."""
+
+    names: tuple[str, ...]
+    matrix: FloatArray  # (n, q)
+    mean: FloatArray  # (q,)
+    se: FloatArray | None = None  # (q,)
+
+
+class EnrollmentStage(Protocol):
+    """What is known of enrollment, asked the same way however it is known."""
+
+    population: Population
+
+    @property
+    def members(self) -> Members:
+        """Everybody who is enrolled at some time."""
+        ...
+
+    @property
+    def size(self) -> float | None:
+        """Clients of the population that take part, N; none if unknown."""
+        ...
+
+    @property
+    def formula(self) -> str:
+        """What it rests on, for people."""
+        ...
+
+    @property
+    def coded(self) -> CodedTable | None:
+        """The population's rows, where everybody is listed."""
+        ...
+
+    def require(self, needs: Needs) -> None:
+        """Raise if a method needs more than is known."""
+        ...
+
+    def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
+        """Return probabilities when these members are enrolled, (n,)."""
+        ...
+
+    def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
+        """Return balance columns, ``main`` or as rich as the enrolled allow."""
+        ...
+
+    def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
+        """Return how near enrollment comes to leaving clients out; none if that is not known."""
+        ...
+
+
+def enrollment_stage(
     population: Population,
-    columns: Sequence[str] | None = None,
+    formula: str = ".",
     *,
-    classifier: Any = None,
-    folds: int | None = None,
-    calibration: ScoreCalibration | None = None,
-    rng: np.random.Generator | None = None,
-) -> EnrollmentFit:
-    """Fit P(E = 1 | Z) on pre-enrollment columns.
+    settings: TableSettings | None = None,
+    model: StageModel | None = None,
+    later: Collection[str] = (),
+    progress: Progress | None = None,
+) -> EnrollmentStage:
+    """Return the enrollment stage of a population, by what is known of it.
 
     Parameters
     ----------
     population
-        Table with ``enrolled``.
-    columns
-        Pre-enrollment covariates; all by default. A post-enrollment column is refused.
-    classifier
-        Any scikit-learn classifier; unpenalised logistic regression by default.
-    folds
-        Cross-fit with this many folds (advised for machine-learning classifiers).
-    calibration
-        ``Platt()`` or ``Isotonic()`` of the scores of folds left out; needs folds.
-    rng
-        Chance for the folds.
+        With a table of everybody, a reference sample or totals.
+    formula
+        What enrollment depends on; totals have none.
+    settings
+        How it is fitted and where the work is done.
+    model
+        A fitted model to use as it is, such as a saved one.
+    later
+        Columns known only of enrolled clients, such as those of a ledger.
+    progress
+        Receives rows read and rows in all.
+    """
+    if population.targets is not None:
+        if formula.strip() != "." or model is not None:
+            raise InputError("An enrollment formula needs a population table: totals calibrate.")
+        return TotalsEnrollment(population)
+    settings = TableSettings() if settings is None else settings
+    if population.sample is not None:
+        if model is not None:
+            raise InputError(
+                "A saved model of enrollment needs a table of the whole population: with a "
+                "reference sample it is fitted on both."
+            )
+        return SampleEnrollment(population, population.sample, formula, settings)
+    return TableEnrollment(
+        population, formula, settings=settings, model=model, later=later, progress=progress
+    )
+
+
+@final
+class TableEnrollment:
+    """Everybody is listed: enrollment probabilities are fitted on the whole population."""
+
+    def __init__(
+        self,
+        population: Population,
+        formula: str,
+        *,
+        settings: TableSettings,
+        model: StageModel | None = None,
+        later: Collection[str] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        table, covariates = population.clients, population.covariates
+        table.require([ID, ENROLLED])
+        population.check()
+        if not covariates:
+            raise InputError(f"{table.name} has no covariate to explain enrollment with.")
+        if model is not None:
+            used = model.design.columns
+            table.require(used)
+        else:
+            _refuse_later(formula, [name for name in later if name not in table.schema])
+            clauses = formula_clauses(formula, covariates, table.schema.names())
+            used = tuple(part.column for part in used_parts(clauses, formula))
+        known_before_enrollment(table, tuple(dict.fromkeys(used)))
+        self.population, self.model = population, model
+        self.coded = CodedTable.of(
+            table, formula if model is None else model.design, covariates=covariates,
+            settings=settings, progress=progress,
+        )  # fmt: skip
+        self._last: StageModel | None = None
+        self._present: BoolArray | None = None  # who was enrolled in the last fit
+
+    @property
+    def members(self) -> Members:
+        """Everybody who is enrolled at some time."""
+        return self.population.members
+
+    @property
+    def size(self) -> float:
+        """Number of clients of the population that take part, N."""
+        return float(self.coded.partitions.rows)
+
+    @property
+    def formula(self) -> str:
+        """The formula of the model."""
+        return self.coded.design.formula
+
+    def require(self, needs: Needs) -> None:
+        """Refuse methods that need the truth, or probabilities that cannot be had."""
+        if needs.probabilities and self.members.size == self.coded.table.rows:
+            raise InputError(
+                f"{self.coded.table.name}: all {self.members.size} clients are enrolled: there is "
+                "no enrollment stage to correct, or the table lists only enrolled clients. Use "
+                "participation-only, or give it as the enrolled table, with population totals."
+            )
+        if needs.truth:
+            raise InputError(
+                f"{needs.method} needs true probabilities, which no table holds. Use fedipw."
+            )
+
+    @cached_property
+    def columns(self) -> tuple[FloatArray, BoolArray]:
+        """Design columns of the members that have all values, (q, k), and who those are, (n,)."""
+        return member_columns(self.coded, self.members)
+
+    def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
+        """Return probabilities, by a model fitted on who is enrolled now."""
+        columns, known = self.columns
+        note, model, rate = "", self.model, np.nan
+        if model is None and self.members.changes and self._few(present):
+            rate = float(present.sum()) / self.size
+            note = f"constant enrollment rate: fewer than {PER_COEFFICIENT} clients a coefficient"
+        elif model is None:
+            try:
+                model = self._fitted(present)
+            except FedIPWError as error:
+                if required:
+                    raise
+                note = _no_prob(error)
+        prob = np.full(self.members.size, rate)
+        if model is not None:
+            seen = self._member_rows if model.fit.cross_fitted else None
+            prob[known] = model.fit.prob(columns, seen)
+        if model is not None and required:  # a classifier may be sure of clients that enrolled
+            inside = np.where(present & known, prob, 1.0)
+            check_probability(inside, "fitted probability of enrolled clients")
+        return EnrollmentFit(prob=prob, known=known, model=model, note=note)
+
+    @cached_property
+    def _member_rows(self) -> IntArray:
+        """The rows of the coded table that the members with all values have."""
+        return self.coded.partitions.reduced(_labelled_rows, _joined)
+
+    def _few(self, present: BoolArray) -> bool:
+        """Return whether too few are enrolled, or left, for a model of enrollment."""
+        inside = int(present.sum())
+        needed = PER_COEFFICIENT * (len(self.coded.design.terms) + 1)
+        return min(inside, self.size - inside) <= needed
+
+    def rows_at(self, present: BoolArray) -> Partitions:
+        """Return the population's rows, labelled by which members are enrolled, (n,)."""
+        return relabelled(self.coded, present, self.columns[1])
+
+    def _fitted(self, present: BoolArray) -> StageModel:
+        start = None
+        if self._last is not None:
+            if self._present is not None and np.array_equal(present, self._present):
+                return self._last
+            start = getattr(self._last.fit, "point", None)
+        self._last = self.coded.model(start, self.rows_at(present))
+        self._present = present.copy()
+        return self._last
+
+    def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
+        """Return the enrollment model's columns, or those with squares and products."""
+        if kind == "rich":
+            design = rich_design(self.coded, int(enrolled.sum()))
+            moments = self.population.moments(design)
+            rows = design.rows(self.members.frame, "enrolled clients")
+            columns, kept, mean = rows.columns, rows.kept, moments.mean
+        else:
+            design, mean = self.coded.design, self.coded.means()
+            columns, kept = self.columns
+        matrix = np.zeros((self.members.size, len(design.terms)))
+        matrix[slice(None) if kept is None else kept] = columns.T
+        return BalanceColumns(names=design.names, matrix=matrix, mean=mean)
+
+    def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
+        """Return how near enrollment comes to leaving clients out."""
+        if model is None:
+            return None
+        present = self._present if self.model is None else None
+        rows = None if present is None else self.rows_at(present)
+        return overlap(self.coded, model, threshold=threshold, partitions=rows)
+
+    def everyone_prob(self, model: StageModel) -> FloatArray:
+        """Return the fitted probability of every client of the table, enrolled or not, (N,)."""
+        prob_of = block_prob(model.fit, self.coded.frame)
+        return self.coded.partitions.reduced(prob_of, _joined)
+
+
+@final
+class TotalsEnrollment:
+    """Only the enrolled are listed, and population means are known: enrollment is calibrated."""
+
+    coded: CodedTable | None = None
+
+    def __init__(self, population: Population) -> None:
+        assert population.targets is not None
+        self.population, self._targets = population, population.targets
+        self._terms = [term_of(n, self.members.frame.schema) for n in self._targets.names]
+
+    @property
+    def members(self) -> Members:
+        """Everybody who is enrolled at some time."""
+        return self.population.members
+
+    @property
+    def size(self) -> float | None:
+        """The population's size, where it was given."""
+        return self.population.size
+
+    @property
+    def formula(self) -> str:
+        """Names of the targets."""
+        return ", ".join(self._targets.names)
+
+    def require(self, needs: Needs) -> None:
+        """Raise if a method needs the clients that are not enrolled."""
+        if needs.probabilities or needs.truth or needs.everyone:
+            self.population.everyone(needs.method)
+        if needs.size and self.size is None:
+            raise InputError(f"{needs.method} needs the population size.")
+
+    def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
+        """Return that no probability is known."""
+        del required
+        return EnrollmentFit(
+            prob=np.full(self.members.size, np.nan), known=np.ones(len(present), dtype=np.bool_)
+        )
+
+    def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
+        """Return the columns the targets name; there is no richer map than what was given."""
+        del kind, enrolled
+        matrix = np.ascontiguousarray(term_matrix(self._terms, self.members.frame))
+        check_finite(matrix, self._targets.names, "enrolled table")
+        moments = self.population.moments(self._targets.names)
+        return BalanceColumns(
+            names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se
+        )
+
+    def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
+        """Return nothing: who is not enrolled is not known."""
+        del model, threshold
+        return None
+
+
+@final
+class SampleEnrollment:
+    """The rest is known by a reference sample: enrollment is fitted on both (P3)."""
+
+    coded: CodedTable | None = None
+
+    def __init__(
+        self, population: Population, sample: ReferenceSample, formula: str, settings: TableSettings
+    ) -> None:
+        self.population, self._sample = population, sample
+        known = sample.table.schema
+        own = [n for n in population.covariates if n in known and n != sample.weight]
+        self._design = bound_design(
+            formula, sample.table.scan(), own, missing=settings.missing,
+            lump_below=settings.lump_below, where=sample.table.name,
+        )  # fmt: skip
+        self._note = "enrollment by a reference sample"
+        if settings.estimator != Newton():
+            self._note += ", by logistic regression without a penalty"
+
+    @property
+    def members(self) -> Members:
+        """Everybody who is enrolled at some time."""
+        return self.population.members
+
+    @cached_property
+    def _reference(self) -> tuple[FloatArray, FloatArray]:
+        """Design columns of the sample's rows that have all values, (m, q), and their weights."""
+        table, weights = self._sample.table, self._sample.weights
+        rows = self._design.rows(
+            table.collect(table.scan().select(self._design.columns)), table.name
+        )
+        return rows.columns.T, weights if rows.kept is None else weights[rows.kept]
+
+    @property
+    def size(self) -> float:
+        """Sum of the design weights of the sample that takes part, about N."""
+        return float(self._reference[1].sum())
+
+    @property
+    def formula(self) -> str:
+        """The formula of the model."""
+        return self._design.formula
+
+    def require(self, needs: Needs) -> None:
+        """Refuse what needs every client of the population."""
+        if needs.truth or needs.everyone:
+            self.population.everyone(needs.method)
+
+    def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
+        """Return probabilities fitted on who is enrolled now and the sample."""
+        rows = self._design.rows(self.members.frame, "enrolled clients")
+        known = np.ones(self.members.size, dtype=np.bool_) if rows.kept is None else rows.kept
+        prob, inside = np.full(self.members.size, np.nan), rows.columns.T[present[known]]
+        try:
+            fit = reference_sample_fit(inside, *self._reference, self._design.names)
+        except FedIPWError as error:
+            if required:
+                raise
+            return EnrollmentFit(prob=prob, known=known, note=_no_prob(error))
+        prob[known] = fit.prob_at(rows.columns.T)
+        return EnrollmentFit(prob=prob, known=known, note=self._note)
+
+    def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
+        """Return the model's columns with the sample's estimates of their means."""
+        del kind, enrolled
+        rows = self._design.rows(self.members.frame, "enrolled clients")
+        moments = self.population.moments(self._design)
+        matrix = np.zeros((self.members.size, len(self._design.terms)))
+        matrix[slice(None) if rows.kept is None else rows.kept] = rows.columns.T
+        return BalanceColumns(
+            names=self._design.names, matrix=matrix, mean=moments.mean, se=moments.se
+        )
+
+    def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
+        """Return nothing: single clients outside the sample are not known."""
+        del model, threshold
+        return None
+
+
+def member_columns(coded: CodedTable, members: Members) -> tuple[FloatArray, BoolArray]:
+    """Return design columns of members that have all values, (q, k), and who those are, (n,)."""
+    rows = coded.design.rows(members.frame, "enrolled clients")
+    known = np.ones(members.size, dtype=np.bool_) if rows.kept is None else rows.kept
+    return rows.columns, known
+
+
+def relabelled(coded: CodedTable, present: BoolArray, known: BoolArray) -> Partitions:
+    """Return the population's rows, labelled by which members are enrolled, (n,).
+
+    ``known`` (n,) are the members with all values, those that have a row.
+    """
+    if present[known].all():
+        return coded.partitions
+    return _Relabelled.of(coded.partitions, present[known])
+
+
+def _no_prob(error: FedIPWError) -> str:
+    return f"no enrollment probabilities: {error}"
+
+
+def _labelled_rows(block: Block) -> IntArray:
+    return block.start + np.flatnonzero(block.labels)
+
+
+def _joined(a: Any, b: Any) -> Any:
+    return np.concatenate([a, b])
+
+
+def _refuse_later(formula: str, later: Sequence[str]) -> None:
+    named = [n for n in later if re.search(rf"(?<!\w){re.escape(n)}(?!\w)", formula)]
+    if named:
+        raise InputError(
+            f"{some(map(repr, named))} stands only in the ledger: it is known after enrollment and "
+            "cannot explain it. Leave it to the participation stage."
+        )
+
+
+def rich_design(coded: CodedTable, enrolled: int) -> Design:
+    """Return columns, squares and products, as far as the enrolled allow.
+
+    Squares and products are taken if at least 25 enrolled clients stand behind each moment; else
+    squares alone if that leaves 25; else the columns. Calibration on more moments than that costs
+    more variance than it removes.
+    """
+    plain, table = coded.design, coded.table
+    numbers = [c for c in plain.columns if plain.kinds[c] == "number"]
+    quoted = {c: f"`{c.replace('`', '``')}`" for c in plain.columns}
+    many = table.collect(table.scan().select(pl.col(numbers).n_unique())).row(0) if numbers else ()
+    squares = [f"{quoted[c]}**2" for c, n in zip(numbers, many, strict=True) if n > 2]
+    pairs = [
+        f"{quoted[a]}:{quoted[b]}"
+        for i, a in enumerate(plain.columns)
+        for b in plain.columns[i + 1 :]
+    ]
+    main = list(quoted.values())
+    room = enrolled // CLIENTS_PER_MOMENT
+    for terms in ([*main, *squares, *pairs], [*main, *squares], main):
+        design = bound_design(
+            " + ".join(terms), table.scan(), plain.columns, missing=plain.missing,
+            where=table.name,
+        )  # fmt: skip
+        if len(design.terms) <= room:
+            break
+    return design
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Relabelled:
+    """The rows of a population with other members enrolled."""
+
+    inner: Partitions
+    present: BoolArray  # of the members among the rows, in their order
+    before: dict[int, int]  # members before a block, by its first row
+
+    @classmethod
+    def of(cls, inner: Partitions, present: BoolArray) -> _Relabelled:
+        counts = inner.reduced(_members_in, _appended)
+        before, total = {}, 0
+        for start, members in counts:
+            before[start], total = total, total + members
+        if total != len(present):
+            raise InputError(f"{total} members among the rows, {len(present)} in the table.")
+        return cls(inner, present, before)
+
+    @property
+    def rows(self) -> int:
+        return self.inner.rows
+
+    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
+        return self.inner.reduced(lambda block: function(self._now(block)), combine)
+
+    def _now(self, block: Block) -> Block:
+        labels, first = block.labels.copy(), self.before[block.start]
+        ones = np.flatnonzero(labels)
+        labels[ones] = self.present[first : first + len(ones)]
+        return block._replace(labels=labels)
+
+
+def _members_in(block: Block) -> list[tuple[int, int]]:
+    return [(block.start, int(np.count_nonzero(block.labels)))]
+
+
+def _appended(a: list[Any], b: list[Any]) -> list[Any]:
+    return a + b
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceFit:
+    """A logistic enrollment model fitted on the enrolled and a reference sample."""
+
+    prob: FloatArray  # of the enrolled, (n,)
+    coefficients: FloatArray  # (q,)
+    intercept: float
+    population_size: float  # sum of the design weights
+
+    def prob_at(self, Z: FloatArray) -> FloatArray:
+        """Return P(E = 1 | Z) of other clients, (m,)."""
+        prob: FloatArray = expit(Z @ self.coefficients + self.intercept)
+        return prob
+
+
+def reference_sample_fit(
+    enrolled: FloatArray,
+    reference: FloatArray,
+    design_weights: ArrayLike,
+    names: Sequence[str] | None = None,
+) -> ReferenceFit:
+    r"""Fit P(E = 1 | Z) when the population is known through a probability sample of it.
+
+    .. math:: \sum_{i \in E} z_i - \sum_{j \in R} d_j\, \pi(z_j) z_j = 0, \qquad
+       \text{logit}\, \pi(z) = z'\beta, \qquad (P3)
+
+    the pseudo-maximum-likelihood of Chen, Li and Wu (2020): the reference sample's weighted sum
+    stands for the population's. z contains the constant.
+
+    Parameters
+    ----------
+    enrolled
+        Covariates of the enrolled clients, (n, q).
+    reference
+        The same covariates of the reference sample, (m, q), which may contain enrolled clients.
+    design_weights
+        Inverse inclusion probabilities of the reference sample, (m,); they sum to about N.
 
     Examples
     --------
-    >>> from fedipw.lab.testbed import Testbed
-    >>> from fedipw.lab.mechanisms import LogisticEnrollment, enrollment_draw
     >>> rng = np.random.default_rng(0)
-    >>> people = Testbed(size=400).draw(rng).population
-    >>> people = people.with_enrolled(enrollment_draw(LogisticEnrollment()(people), rng))
-    >>> fit = enrollment_fit(people)
-    >>> bool(np.isclose(fit.prob.mean(), people.enrolled.mean()))  # the score equation
-    True
+    >>> Z = rng.standard_normal((20_000, 1))
+    >>> inside = rng.random(20_000) < expit(-1.0 + Z[:, 0])
+    >>> sample = rng.choice(20_000, 2_000, replace=False)
+    >>> fit = reference_sample_fit(Z[inside], Z[sample], np.full(2_000, 10.0))
+    >>> bool(abs(fit.coefficients[0] - 1.0) < 0.15), fit.population_size
+    (True, 20000.0)
     """
-    names = population.covariates if columns is None else tuple(columns)
-    population.require(names)
-    late = [n for n in names if n in population.post_enrollment]
-    if late:
+    names = names or [f"z{j + 1}" for j in range(enrolled.shape[1])]
+    weights = np.asarray(design_weights, dtype=np.float64)
+    _check(enrolled, reference, weights, names)
+    share = weights / weights.sum()
+    centre = share @ reference
+    scale = np.sqrt(share @ (reference - centre) ** 2)
+    if (scale == 0.0).any():
+        constant = [n for n, s in zip(names, scale, strict=True) if s == 0.0]
         raise InputError(
-            f"{some(repr(n) for n in late)} is known only after enrollment (null for all "
-            f"{population.size - population.enrolled_size} non-enrolled clients), so it cannot "
-            "explain enrollment. Leave it to the participation stage."
+            f"{', '.join(constant)} is constant in the reference sample: leave it out."
         )
-    if not names:
-        raise InputError("Enrollment needs at least one covariate.")
-    Z, enrolled = population.matrix(names), population.enrolled
-    if enrolled.all():
+    size = float(weights.sum())
+    inside = np.append(((enrolled - centre) / scale).sum(axis=0), len(enrolled)) / size
+    outside = np.ascontiguousarray((reference - centre) / scale)
+    never = np.zeros(len(reference), dtype=np.int8)
+
+    def objective(beta: FloatArray) -> Sums:
+        at = logistic_sums(outside, never, share, beta)  # sum of d log(1 + e^u) over the sample
+        return at._replace(value=at.value - float(inside @ beta), gradient=at.gradient - inside)
+
+    start = np.zeros(len(names) + 1)
+    start[-1] = np.log(len(enrolled) / (size - len(enrolled)))
+    found = newton_minimum(objective, start, gradient_tol=1e-12, max_iterations=100)
+    if not found.converged:
+        raise NotConvergedError(found.iterations, found.gradient_norm, 1e-12)
+    beta = found.point[:-1] / scale
+    intercept = float(found.point[-1] - beta @ centre)
+    prob = check_probability(expit(enrolled @ beta + intercept), "fitted enrollment probability")
+    return ReferenceFit(prob=prob, coefficients=beta, intercept=intercept, population_size=size)
+
+
+def _check(
+    enrolled: FloatArray, reference: FloatArray, weights: FloatArray, names: Sequence[str]
+) -> None:
+    if enrolled.ndim != 2 or reference.ndim != 2 or enrolled.shape[1] != reference.shape[1]:
         raise InputError(
-            f"All {population.size} clients are enrolled: there is no enrollment stage to correct, "
-            "or the table lists only enrolled clients. Use participation weights alone, or "
-            "calibrate to population totals."
+            f"Enrolled {enrolled.shape} and reference sample {reference.shape} need the same "
+            "columns."
         )
-    if calibration is not None and folds is None:
-        raise InputError("Scores are calibrated out of fold: give the number of folds.")
-    if folds is None:
-        model = fitted_model(classifier, Z, enrolled, names)
-        prob = model.predict_proba(Z)[:, 1]
-        dropped = getattr(model.classifier_, "dropped_", ())
-    else:
-        if rng is None:
-            raise InputError("Cross-fitting draws folds: pass rng=numpy.random.default_rng(seed).")
-        units = np.arange(population.size)
-        prob = cross_fitted_prob(
-            classifier, Z, enrolled, units, folds=folds, rng=rng, names=names,
-            calibration=calibration,
-        )  # fmt: skip
-        model, dropped = None, ()
-    check_probability(prob[enrolled], "fitted enrollment probability of enrolled clients")
-    return EnrollmentFit(
-        columns=names, prob=prob, model=model, dropped=tuple(names[j] for j in dropped)
-    )
+    check_rows(len(reference), design_weights=weights)
+    check_finite(enrolled, names, "enrolled clients")
+    check_finite(reference, names, "reference sample")
+    if not (np.isfinite(weights).all() and (weights > 0.0).all()):
+        raise InputError("Design weights must be finite and above 0.")
+    if weights.sum() <= len(enrolled):
+        raise InputError(
+            f"The design weights sum to {weights.sum():.6g}, no more than the {len(enrolled)} "
+            "enrolled clients: they must sum to about the population size."
+        )
+    if len(reference) <= enrolled.shape[1]:
+        raise InputError(f"{len(reference)} reference rows are too few for {len(names)} columns.")

@@ -12,21 +12,20 @@ import numpy as np
 import polars as pl
 
 from fedipw.numerics.checks import some
-from fedipw.numerics.logistic import sigmoids
-from fedipw.tables.cells import Cells
+from fedipw.selection.saved import block_prob
+from fedipw.tables.cells import table_cells
+from fedipw.tables.columns import ENROLLED
 from fedipw.tables.partitions import Block, Partitions, sum_over
-from fedipw.tables.population import ENROLLED
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
-    from fedipw.selection.stage import StageModel
-    from fedipw.selection.tables import CodedTable
-    from fedipw.tables.tablefile import TableFile
+    from fedipw.selection.coded import CodedTable
+    from fedipw.selection.saved import BlockProb, StageModel
+    from fedipw.tables.table import Table
 
 THRESHOLD = 0.01
 _SMALLEST = 5
 _CROSSED = 12  # columns whose pairs are looked at
-_SAMPLE = 20_000  # rows by which columns are cut into cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Overlap:
 
     ``estimated_size`` is :math:`\hat N = \sum_E 1/\hat\pi` (W9), near the population's size
     if the model is right; ``effective_sample_size`` that of the enrolled under weights
-    :math:`1/\hat\pi` (W10).
+    :math:`1/\hat\pi` (W10). They are infinite and 0 if an enrolled client has probability 0.
     """
 
     threshold: float
@@ -63,7 +62,8 @@ class Overlap:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**asdict(self), "share_below": self.share_below}
+        size = self.estimated_size if np.isfinite(self.estimated_size) else None
+        return {**asdict(self), "estimated_size": size, "share_below": self.share_below}
 
     def lines(self) -> tuple[str, ...]:
         """Return what people should read."""
@@ -109,17 +109,19 @@ class _Sums:
         )
 
 
-def _block_overlap(block: Block, beta: FloatArray, threshold: float) -> _Sums:
-    prob = sigmoids(np.ascontiguousarray(beta[:-1] @ block.columns + beta[-1]), shift=0.0)
+def _block_overlap(block: Block, prob_of: BlockProb, threshold: float) -> _Sums:
+    prob = prob_of(block)
     inside = prob[block.labels == 1]
+    with np.errstate(divide="ignore"):  # a classifier may give an enrolled client probability 0
+        inverse = 1.0 / inside
     return _Sums(
         len(prob),
         len(inside),
         int((prob < threshold).sum()),
         np.sort(np.partition(prob, _SMALLEST)[:_SMALLEST] if len(prob) > _SMALLEST else prob),
         float(inside.min(initial=np.inf)),
-        float((1.0 / inside).sum()),
-        float((1.0 / inside**2).sum()),
+        float(inverse.sum()),
+        float((inverse**2).sum()),
     )
 
 
@@ -137,9 +139,9 @@ def overlap(
     a number with few values, every fifth of other numbers, and every pair of categories. They count
     everybody who is enrolled at some time. ``partitions`` are the same rows with other labels.
     """
-    beta = coded.frame.matrix() @ np.append(model.fit.coefficients, model.fit.intercept)
+    prob_of = block_prob(model.fit, coded.frame)
     rows = coded.partitions if partitions is None else partitions
-    sums = sum_over(rows, partial(_block_overlap, beta=beta, threshold=threshold))
+    sums = sum_over(rows, partial(_block_overlap, prob_of=prob_of, threshold=threshold))
     return Overlap(
         threshold=threshold,
         population=sums.rows,
@@ -148,26 +150,26 @@ def overlap(
         smallest_enrolled=sums.smallest_enrolled,
         below=sums.below,
         estimated_size=sums.size,
-        effective_sample_size=sums.size**2 / sums.square,
+        effective_sample_size=sums.size**2 / sums.square if np.isfinite(sums.square) else 0.0,
         empty_cells=empty_cells(coded.table, model.design.columns) if cells else (),
     )
 
 
-def empty_cells(table: TableFile, columns: Sequence[str]) -> tuple[Cell, ...]:
+def empty_cells(table: Table, columns: Sequence[str]) -> tuple[Cell, ...]:
     """Return parts of the population in which nobody is enrolled, the largest first.
 
     A pair that lies in an empty single cell is not listed again.
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from fedipw.tables import TableFile
+    >>> from fedipw.tables.table import Table
     >>> path = Path(tempfile.mkdtemp()) / "people.parquet"
     >>> pl.DataFrame({"os": ["a", "a", "b", "b"], "enrolled": [True, True, False, False],
     ...               "age": [20.0, 30.0, 20.0, 30.0]}).write_parquet(path)
-    >>> [(cell.name, cell.population) for cell in empty_cells(TableFile(path), ["os", "age"])]
+    >>> [(cell.name, cell.population) for cell in empty_cells(Table(path), ["os", "age"])]
     [('os = b', 2)]
     """
-    cells = {name: Cells.of(table.sample(_SAMPLE, [name])[name]) for name in columns}
+    cells = table_cells(table, columns)
     crossed = [name for name in columns if cells[name].is_category][:_CROSSED]
     single = [(name,) for name in columns]
     asked: list[tuple[str, ...]] = [*single, *combinations(crossed, 2)]

@@ -1,32 +1,51 @@
-"""Participation probabilities round by round, fitted on what was known before each round."""
+"""Participation probabilities of rounds as they open and close, by one learner for all engines.
+
+A simulation of a thousand rounds, a ledger of a billion rows and a live server differ only in
+where coded rows lie (:mod:`fedipw.selection.rowstore`). A round is coded once; a refit starts
+where the last one ended, moved by the newest rounds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
+import polars as pl
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.numerics.checks import check_finite, check_rows
-from fedipw.selection.crossfit import ScoreCalibration, cross_fit
-from fedipw.selection.history import COLUMNS, ReplyHistory
-from fedipw.selection.model import fitted_model
-from fedipw.selection.panel import Panel, RoundLog
-from fedipw.selection.predictors import ByFold, Classified, Linear, Predictor, Rate
+from fedipw.numerics.checks import check_rows, some
+from fedipw.selection.classifiers import Estimator, Fit, Newton, Rate
+from fedipw.selection.logistic import LogisticFit, likelihood_sums
+from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
+from fedipw.selection.saved import StageModel
+from fedipw.selection.steps import (
+    AVAILABILITY_COLUMNS,
+    CLOCK_COLUMNS,
+    REPLY_COLUMNS,
+    ReplyHistory,
+)
+from fedipw.tables.columns import AVAILABLE, INVITE_PROB, INVITED, REPLIED
+from fedipw.tables.design import Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
     from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.selection.steps import Step
+    from fedipw.tables.design import Design
+    from fedipw.tables.ledger import Round
+    from fedipw.tables.population import Members
 
 
-class FitWindow(Enum):
+class Window(Enum):
     """Which rounds the probabilities of round r are fitted on."""
 
     PAST = "past"  # rounds before r: predictable, the assumption behind the theory
+    POOLED = "pooled"  # all rounds, r and later ones among them
     SAME_ROUND = "same-round"  # round r alone, as the paper writes it; for comparison
 
 
@@ -47,40 +66,106 @@ class Source(Enum):
 class ParticipationSettings:
     """How participation is fitted.
 
-    ``classifier`` is any scikit-learn classifier, unpenalised logistic regression by default;
-    ``folds`` cross-fits by client: nobody's probability comes from a model that saw its replies;
-    ``calibration`` (``Platt()``, ``Isotonic()``) maps scores of folds left out to probabilities.
-    Until replies and non-replies each exceed ``per_coefficient`` times the number of coefficients a
-    constant reply rate is used, and recorded.
+    ``last`` makes a rolling window of past rounds. With ``refit_every`` 10 the first ten rounds are
+    refitted one by one, while there is little to learn from, and every tenth after that. A constant
+    rate is used, and recorded, until both kinds of rows exceed ``per_coefficient`` times the
+    coefficients. ``estimator`` is maximum likelihood by default, or any classifier.
     """
 
-    window: FitWindow = FitWindow.PAST
-    classifier: Any = None
-    folds: int | None = None
-    calibration: ScoreCalibration | None = None
+    window: Window = Window.PAST
+    last: int | None = None  # of past rounds, only this many
+    refit_every: int = 10  # rounds between fits on past rounds
     per_coefficient: float = 10.0
-    history: bool = False
-    day_length: float = 24.0
+    estimator: Estimator = field(default_factory=Newton)
+    day_length: float = 24.0  # rounds in a day, for the clock columns
 
     def __post_init__(self) -> None:
-        if self.calibration is not None and self.folds is None:
-            raise InputError("Scores are calibrated out of fold: give the number of folds.")
+        if self.refit_every < 1:
+            raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
+        if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
+            raise InputError("A rolling window is 1 or more of the past rounds.")
+
+    def due(self, past: int, fitted_on: int) -> bool:
+        """Return whether a round with this many before it asks for a new fit."""
+        return past <= self.refit_every or past - fitted_on >= self.refit_every
+
+
+class ReplyProb(NamedTuple):
+    """Participation probabilities of a round's replies, and where they come from."""
+
+    prob: FloatArray  # (m,)
+    known: BoolArray  # (m,) false where a row was left out because values are missing
+    source: Source
+
+
+class StepRows(NamedTuple):
+    """One step of a round: the rows that could pass it, what they were given, and who did."""
+
+    name: str
+    among: str | None  # the flag of those rows; all of the round if none
+    label: str  # the flag of those who passed
+    prob: FloatArray  # (m,); NaN where a row has not all its values, or nothing is known of it
+    passed: BoolArray  # (m,)
+    source: Source | None  # none where the round was given no probability
+
+
+class _Coded(NamedTuple):
+    """The rows of a round that could pass a step, coded once."""
+
+    places: IntArray  # (m,) in the round
+    columns: FloatArray  # (q, k) of the rows that have all their values
+    kept: BoolArray | None  # (m,) which rows those are; all if none
+
+    def known(self) -> BoolArray:
+        return np.ones(len(self.places), dtype=np.bool_) if self.kept is None else self.kept
+
+    def within(self, chosen: BoolArray) -> FloatArray:
+        """Return the columns of those of the chosen rows, (m,), that have all their values."""
+        inside = chosen if self.kept is None else chosen[self.kept]
+        return self.columns if inside.all() else self.columns[:, inside]
+
+
+StoreMaker = Callable[["Coder"], RowStore]
 
 
 @final
-class ParticipationModel:
-    r"""P(A = 1 | E = 1, Z, X) of n enrolled clients, told of rounds as they open and close.
+class Participation:
+    r"""P(replied | enrolled) of rounds that open and close (P5).
+
+    Parameters
+    ----------
+    members
+        The clients and what is known of them.
+    steps
+        What to fit (:func:`fedipw.selection.steps.participation_steps`).
+    settings
+        How to fit it.
+    models
+        Fitted steps by name to use as they are instead, such as saved ones.
+    certain
+        Steps without a model among them that everybody passes, of probability 1.
+    store
+        Makes the place for a step's rows; blocks by default, :func:`panel` for rounds that list
+        the same clients.
+    scratch
+        Directory for coded rounds beyond 256 MiB.
 
     Examples
     --------
+    >>> from fedipw.selection.steps import Formulas, participation_steps
+    >>> from fedipw.tables.population import Members
+    >>> from fedipw.tables.ledger import Round
     >>> rng = np.random.default_rng(0)
-    >>> model = ParticipationModel(rng.normal(size=(200, 1)), ("z",), ("x",))
+    >>> members = Members(pl.DataFrame({"unit_id": range(200), "age": rng.normal(size=200)}))
+    >>> def coming(index):
+    ...     table = pl.DataFrame({"battery": rng.normal(size=200)})
+    ...     return Round(index=index, rows=np.arange(200), table=table)
+    >>> model = Participation(members, participation_steps(coming(1), members, Formulas()))
     >>> for index in range(1, 4):
-    ...     model.open(rng.normal(size=(200, 1)))
+    ...     model.open(coming(index))
     ...     replied = rng.random(200) < 0.3
-    ...     prob, source = model.prob(replied)
-    ...     model.close(replied)
-    ...     print(index, source.value)
+    ...     print(index, model.prob(replied).source.value)
+    ...     _ = model.close(replied)
     1 reply rate of this round
     2 model
     3 model
@@ -88,189 +173,618 @@ class ParticipationModel:
 
     def __init__(
         self,
-        static: FloatArray,
-        static_names: Sequence[str],
-        names: Sequence[str],
+        members: Members,
+        steps: Sequence[Step],
         settings: ParticipationSettings | None = None,
-        rng: np.random.Generator | None = None,
+        *,
+        models: Mapping[str, StageModel] | None = None,
+        certain: Collection[str] = (),
+        store: StoreMaker | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        self.settings = ParticipationSettings() if settings is None else settings
-        self.names = (*names, *(COLUMNS if self.settings.history else ()))
-        self._offered, self._static_names = len(names), tuple(static_names)
-        check_finite(static, self._static_names, "enrolled clients")
-        self._static = np.column_stack([np.ones(len(static)), static])
-        self._log = RoundLog(len(static), len(self.names))
-        self._history = ReplyHistory.of(len(static))
-        self._coefficients = np.zeros(self._static.shape[1] + len(self.names))
-        self._hessian: FloatArray | None = None  # of the log-likelihood at the last fit
-        self._current: FloatArray | None = None
-        self._fitted: Predictor = Rate(0.5)
-        self._folds = _fold_of(len(static), self.settings.folds, rng)
+        self.members, self.settings = members, settings or ParticipationSettings()
+        self.models = dict(models or {})
+        known = {*self.models, *certain}
+        lacking = [s.name for s in steps if models is not None and s.name not in known]
+        if lacking:
+            raise InputError(f"There is no saved model of {some(lacking)}.")
+        standardised = self.settings.estimator.standardises
+        make = store or (
+            lambda _: BlockStore(members.size, standardised=standardised, scratch=scratch)
+        )
+        self._make: StoreMaker = make
+        coders = [Coder(step, members) for step in steps]
+        self.steps = tuple(StepLearner(coder, self.settings, make(coder)) for coder in coders)
+        wanted = {name for step in steps for name in step.design.columns}
+        self._history = _History(members.size, frozenset(wanted), self.settings.day_length)
+        self.rounds = 0  # closed
+        self._open: Round | None = None
+        self._table = pl.DataFrame()  # of the open round, with history
+        self._used: dict[str, tuple[Fit, Source]] = {}  # in the open round
+        self._coded: dict[str, _Coded] = {}
+        self.notes: Counter[str] = Counter()  # rounds in which a fit had to leave something aside
 
-    @property
-    def rounds(self) -> int:
-        """Number of closed rounds."""
-        return self._log.rounds
+    def open(self, round_: Round) -> None:
+        """Take what is known of a round's clients, with availability and invitations."""
+        self._history.joined(round_)
+        self._open, self._table = round_, self._history.added(round_)
+        self._used, self._coded = {}, {}
 
-    def open(self, covariates: FloatArray) -> None:
-        """Take the pre-round covariates of all n clients, (n, q)."""
-        if covariates.shape != (len(self._static), self._offered):
-            raise InputError(
-                f"Round {self.rounds + 1}: covariates have shape {covariates.shape}, expected "
-                f"({len(self._static)}, {self._offered})."
-            )
-        check_finite(covariates, self.names[: self._offered], f"round {self.rounds + 1}")
-        self._current = self._with_history(covariates)
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return (P5) of the replies, which of them it is known for, and its source.
 
-    def prob(self, replied: BoolArray) -> tuple[FloatArray, Source]:
-        """Return everyone's probability in the open round, (n,), and where it came from.
-
-        ``replied`` is used only by the same-round fit, and by a first round without any past.
+        ``replied`` (n,) is over the round's rows; who replied is used only by the same-round fit
+        and by a first round without any past.
         """
-        current = self._opened()
-        check_rows(len(self._static), replied=replied)
-        if not replied.any():
+        opened = self._opened()
+        check_rows(len(opened.rows), replied=replied)
+        count = int(np.count_nonzero(replied))
+        if not count:
             raise InputError(f"Nobody replied in round {self.rounds + 1}: skip it and record it.")
-        if self.settings.window is FitWindow.SAME_ROUND:
-            log = RoundLog(len(self._static), len(self.names))
-            log.append(current, replied)
-        else:
-            log = self._log
-        self._fitted, source = self._fit(log, replied)
-        if isinstance(self._fitted, ByFold):
-            return self._fitted.own(self._static, current), source
-        return self._fitted.prob(self._static, current), source
+        prob, known = np.ones(count), np.ones(count, dtype=np.bool_)
+        parts = [self._step_prob(step, replied) for step in self.steps]
+        for part in parts:
+            prob, known = prob * part.prob, known & part.known
+        if self.steps[-1].step.among == INVITED:
+            invited = self._table[INVITE_PROB].cast(pl.Float64).to_numpy()
+            prob = prob * invited[replied]
+        return ReplyProb(prob, known, _source(parts))
 
-    def close(self, replied: BoolArray) -> None:
-        """Take the replies of the open round, (n,)."""
-        current = self._opened()
-        check_rows(len(self._static), replied=replied)
-        self._log.append(current, replied)
-        self._history = self._history.after(replied)
-        self._current = None
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return each step of the open round with all rows that could pass it.
 
-    def elsewhere(self, static: FloatArray, covariates: FloatArray) -> FloatArray:
-        """Return what the last fit says of any clients, enrolled or not, (m,)."""
-        if self.settings.history:
-            raise InputError("Clients outside the log have no reply history to predict from.")
-        return self._fitted.prob(np.column_stack([np.ones(len(static)), static]), covariates)
-
-    def _opened(self) -> FloatArray:
-        if self._current is None:
-            raise InputError("No round is open: call open(covariates) first.")
-        return self._current
-
-    def _with_history(self, covariates: FloatArray) -> FloatArray:
-        if not self.settings.history:
-            return covariates
-        past = self._history.matrix(day_length=self.settings.day_length)
-        return np.column_stack([covariates, past])
-
-    def _fit(self, log: RoundLog, replied: BoolArray) -> tuple[Predictor, Source]:
-        if log.replies == 0:  # no past to learn from
-            return Rate(float(replied.mean())), Source.ROUND_RATE
-        rate = Rate(log.replies / (log.rounds * len(self._static)))
-        same = self.settings.window is FitWindow.SAME_ROUND
-        constant = Source.ROUND_RATE if same else Source.PAST_RATE
-        needed = self.settings.per_coefficient * len(self._coefficients)
-        if min(log.replies, log.rounds * len(self._static) - log.replies) <= needed:
-            return rate, constant
-        try:
-            return self._model(log), Source.MODEL
-        except SeparationError:
-            return rate, Source.SEPARATED_RATE
-        except NotConvergedError:
-            return rate, Source.UNCONVERGED_RATE
-
-    def _model(self, log: RoundLog) -> Predictor:
-        panel = log.panel(self._static)
-        if self._folds is not None and self.settings.calibration is not None:
-            return self._calibrated(panel, self._folds, self.settings.calibration)
-        if self._folds is not None:
-            models = tuple(
-                self._classified(panel, self._folds != fold)
-                for fold in range(int(self._folds.max()) + 1)
-            )
-            return ByFold(models, self._folds)
-        if self.settings.classifier is not None:
-            return self._classified(panel, np.ones(len(self._static), dtype=bool))
-        fit = panel.fit(self._start(panel))
-        if fit.separated:
-            raise SeparationError(("participation covariates",), panel.replied.size)
-        self._coefficients = fit.result.checked().point
-        self._hessian = fit.result.hessian * panel.replied.size
-        return Linear(self._coefficients)
-
-    def _start(self, panel: Panel) -> FloatArray:
-        """Return the last fit moved one Newton step by the newest round alone.
-
-        At the last fit the older rounds' gradient is zero and their Hessian known, so this step
-        costs no pass over them, and the fit that follows needs one pass instead of two.
+        Probabilities are by the fits that ``prob`` has used. Where it was not asked, as in a round
+        without replies, they are by the last fit or the rate of past rounds: nothing is fitted, so
+        later rounds are weighed as if this had not been asked.
         """
-        if self._hessian is None or self.settings.window is FitWindow.SAME_ROUND:
-            return self._coefficients
-        rows = panel.replied.shape[1]
-        new = panel.last_round().sums(self._coefficients)
-        hessian, gradient = self._hessian + rows * new.hessian, rows * new.gradient
-        step: FloatArray = np.linalg.lstsq(hessian, gradient)[0]
-        return self._coefficients - step
+        return tuple(self._rows_of(step, replied) for step in self.steps)
 
-    def _classified(self, panel: Panel, who: BoolArray) -> Classified:
-        X, replied = self._rows(panel, who)
-        names = (*self._static_names, *self.names)
-        return Classified(fitted_model(self.settings.classifier, X, replied, names))
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
+        """Take the replies of the open round, (n,); return which rows each step is fitted on."""
+        opened = self._opened()
+        check_rows(len(opened.rows), replied=replied)
+        taken: tuple[BoolArray, ...] = ()
+        if not self.models:
+            taken = tuple(
+                step.append(self._rows(step), self._passed(step, replied), opened.rows)
+                for step in self.steps
+            )
+        self._history.after(opened, replied)
+        self.rounds += 1
+        self._open, self._coded = None, {}
+        return taken
 
-    def _calibrated(self, panel: Panel, folds: IntArray, calibration: ScoreCalibration) -> ByFold:
-        X, replied = self._rows(panel, np.ones(len(folds), dtype=bool))
-        fit = cross_fit(
-            self.settings.classifier,
-            X,
-            replied,
-            np.tile(folds, len(panel.varying)),
-            names=(*self._static_names, *self.names),
-            calibration=calibration,
-        )
-        return ByFold(tuple(map(Classified, fit.models, fit.maps)), folds)
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return (P5) of any clients under the fits of the open round, as if all were asked, (m,).
 
-    def _rows(self, panel: Panel, who: BoolArray) -> tuple[FloatArray, BoolArray]:
-        """Return all rounds of some clients as rows, one round after the other."""
-        rounds = len(panel.varying)
-        X = np.column_stack(
-            [
-                np.tile(panel.static[who, 1:], (rounds, 1)),
-                panel.varying[:, :, who].transpose(0, 2, 1).reshape(-1, len(self.names)),
-            ]
-        )
-        return X, panel.replied[:, who].ravel()
+        Their reply history must not be needed, since only members have one.
+        """
+        if self._history.wanted:
+            raise InputError("Clients outside the log have no reply history to predict from.")
+        prob = np.ones(len(round_.rows))
+        for learner in self.steps:
+            columns, kept = learner.coder.code(round_.table, round_.rows, f"round {round_.index}")
+            if kept is not None and not kept.all():
+                raise InputError(f"Round {round_.index}: a value is missing.")
+            if learner.step.name not in self._used:
+                raise InputError("No fit was used in the open round: call prob(replied) first.")
+            fit, _ = self._used[learner.step.name]
+            prob *= fit.prob(columns, round_.rows)
+        return prob
+
+    def pooled(self, *, certain: bool = False) -> dict[str, StageModel]:
+        """Return the steps fitted on all closed rounds.
+
+        With ``certain`` a step that everybody passed, of probability 1, is left out; otherwise it
+        is an error.
+        """
+        chosen = [s for s in self.steps if not (certain and s.rate(0, self.rounds) == 1.0)]
+        for step in chosen:
+            if step.fit is None or (step.fitted_from, step.fitted_on) != (0, self.rounds):
+                step.refit(0, self.rounds)
+        return {step.step.name: step.model() for step in chosen}
+
+    def fitted(self) -> dict[str, StageModel]:
+        """Return the models given, or the last fit of each step that has one."""
+        if self.models:
+            return dict(self.models)
+        return {step.step.name: step.model() for step in self.steps if step.fit is not None}
+
+    def _opened(self) -> Round:
+        if self._open is None:
+            raise InputError("No round is open: call open(round) first.")
+        return self._open
+
+    def _rows(self, learner: StepLearner) -> _Coded:
+        """Return the rows of the open round that could pass a step, coded when first asked for."""
+        name, opened = learner.step.name, self._opened()
+        if name not in self._coded:
+            places = learner.step.rows(self._table, len(opened.rows))
+            table = self._table
+            if len(places) < len(opened.rows):
+                table = table[places]
+            columns, kept = learner.coder.code(
+                table, opened.rows[places], f"round {self.rounds + 1}"
+            )
+            self._coded[name] = _Coded(places, columns, kept)
+        return self._coded[name]
+
+    def _passed(self, learner: StepLearner, replied: BoolArray) -> BoolArray:
+        """Return which of the rows that could pass a step did, (m,)."""
+        label, places = learner.step.label, self._rows(learner).places
+        flags = replied if label == REPLIED else self._table[label].to_numpy()
+        return flags[places]
+
+    def _step_prob(self, learner: StepLearner, replied: BoolArray) -> ReplyProb:
+        coded, where = self._rows(learner), f"replies of round {self.rounds + 1}"
+        fit, source = self._fit_for(learner, replied)
+        self._used[learner.step.name] = fit, source
+        chosen = replied[coded.places]
+        clients, columns = self._opened().rows[coded.places[chosen]], coded.within(chosen)
+        known = None if coded.kept is None else coded.kept[chosen]
+        found = fit.prob(columns, clients if known is None else clients[known])
+        if not isinstance(fit, Rate):
+            if learner.has_levels:
+                found[self._unseen(fit, learner, columns, where)] = np.nan
+            self._note_unvaried(fit, learner.step.design.names, columns)
+        prob = found
+        if known is not None:
+            prob = np.full(len(known), np.nan)
+            prob[known] = found
+        return ReplyProb(prob, ~np.isnan(prob), source)
+
+    def _fit_for(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
+        if self.models:
+            return self._given(learner), Source.MODEL
+        if self.settings.window is Window.SAME_ROUND:
+            return self._same_round(learner, replied)
+        return self._past(learner, replied)
+
+    def _given(self, learner: StepLearner) -> Fit:
+        """Return the fit given for a step, or the probability of one that everybody passes."""
+        model = self.models.get(learner.step.name)
+        return Rate(1.0) if model is None else model.fit
+
+    def _past(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
+        last = self.rounds
+        first = 0 if self.settings.last is None else max(0, last - self.settings.last)
+        rate = learner.rate(first, last)
+        if rate is None:  # no past to learn from
+            return self._round_rate(learner, replied), Source.ROUND_RATE
+        if not learner.enough(first, last):
+            return Rate(rate), Source.PAST_RATE
+        if learner.fit is not None and not self.settings.due(last, learner.fitted_on):
+            return learner.fit, Source.MODEL
+        return learner.refitted(first, last, rate)
+
+    def _same_round(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
+        coded = self._rows(learner)
+        own = StepLearner(learner.coder, self.settings, self._make(learner.coder))
+        again = coded._replace(columns=coded.columns.copy())  # the store changes them
+        own.append(again, self._passed(learner, replied), self._opened().rows)
+        rate = own.rate(0, 1)
+        if rate is None:  # no reply has all its values
+            return self._round_rate(learner, replied), Source.ROUND_RATE
+        if not own.enough(0, 1):
+            return Rate(rate), Source.ROUND_RATE
+        return own.refitted(0, 1, rate)
+
+    def _round_rate(self, learner: StepLearner, replied: BoolArray) -> Rate:
+        return Rate(float(self._passed(learner, replied).mean()))
+
+    def _rows_of(self, learner: StepLearner, replied: BoolArray) -> StepRows:
+        step, coded, used = learner.step, self._rows(learner), self._known_fit(learner)
+        prob = np.full(len(coded.places), np.nan)
+        if used is not None:
+            fit, clients = used[0], self._opened().rows[coded.places][coded.known()]
+            found = fit.prob(coded.columns, clients)
+            if not isinstance(fit, Rate) and self._has_unseen():
+                for here in self._fresh(fit, learner, coded.columns).values():
+                    found[here] = np.nan
+            prob[coded.known()] = found
+        source = None if used is None else used[1]
+        passed = self._passed(learner, replied)
+        return StepRows(step.name, step.among, step.label, prob, passed, source)
+
+    def _known_fit(self, learner: StepLearner) -> tuple[Fit, Source] | None:
+        """Return what the open round was given, or would be without a new fit; none if nothing."""
+        if learner.step.name in self._used:
+            return self._used[learner.step.name]
+        if self.models:
+            return self._given(learner), Source.MODEL
+        if self.settings.window is Window.SAME_ROUND:
+            return None
+        if learner.fit is not None:
+            return learner.fit, Source.MODEL
+        last = self.settings.last
+        rate = learner.rate(0 if last is None else max(0, self.rounds - last), self.rounds)
+        return None if rate is None else (Rate(rate), Source.PAST_RATE)
+
+    def _note_unvaried(self, fit: Fit, names: Sequence[str], columns: FloatArray) -> None:
+        """Record numbers that vary now and never did in the fit: their coefficient is 0."""
+        if fit.constant and columns.shape[1]:
+            for name in fit.constant:
+                if np.ptp(columns[names.index(name)]) > 0.0:
+                    self.notes[f"{name} varies, and never did in the rounds fitted on"] += 1
+
+    def _has_unseen(self) -> bool:
+        """Return whether rows can have levels that the fit has not seen."""
+        return bool(self.models) or self.settings.window is not Window.SAME_ROUND
+
+    def _unseen(self, fit: Fit, learner: StepLearner, columns: FloatArray, where: str) -> BoolArray:
+        """Return rows with a level that no row of the fit had, (m,): the fit says nothing about it.
+
+        They are left out under the policy drop, and an error otherwise.
+        """
+        fresh = np.zeros(columns.shape[1], dtype=np.bool_)
+        if not self._has_unseen():
+            return fresh  # every row was fitted on
+        for name, here in self._fresh(fit, learner, columns).items():
+            if here.any() and learner.step.design.missing is not Missing.DROP:
+                raise InputError(
+                    f"{where}: {name} occurs in {int(here.sum())} replies and in no row of the "
+                    "rounds fitted on, so nothing is known of it. Leave such rows out (missing: "
+                    "drop), merge rare levels, leave the column out, or use the pooled fit."
+                )
+            fresh |= here
+        return fresh
+
+    def _fresh(self, fit: Fit, learner: StepLearner, columns: FloatArray) -> dict[str, BoolArray]:
+        if self.models:  # a saved fit knows only which columns never varied
+            names = learner.step.design.names
+            terms = [t for t in learner.step.design.terms if t.level and t.name in fit.constant]
+            return {t.name: columns[names.index(t.name)] != 0.0 for t in terms}
+        count, _, sums = learner.totals(learner.fitted_from, learner.fitted_on)
+        return learner.step.fresh(sums, count, columns)
 
     def state(self) -> dict[str, Any]:
-        """Return the rounds seen and the last coefficients."""
-        panel = self._log.panel(self._static)
+        """Return what ``restore`` needs to go on to the same bytes; only between rounds."""
         return {
-            "varying": panel.varying.copy(),
-            "replied": panel.replied.copy(),
-            "coefficients": self._coefficients.copy(),
-            "hessian": None if self._hessian is None else self._hessian.copy(),
+            "rounds": self.rounds,
+            "history": self._history.state(),
+            "steps": {step.step.name: step.state() for step in self.steps},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
-        self._log = RoundLog(len(self._static), len(self.names))
-        self._history = ReplyHistory.of(len(self._static))
-        for covariates, replied in zip(state["varying"], state["replied"], strict=True):
-            self._log.append(covariates.T, replied)
-            self._history = self._history.after(replied)
-        self._coefficients = np.array(state["coefficients"])
-        self._hessian = None if state["hessian"] is None else np.array(state["hessian"])
+        self.rounds, self._open = int(state["rounds"]), None
+        self._history.restore(state["history"])
+        for step in self.steps:
+            step.restore(state["steps"][step.step.name])
 
 
-def _fold_of(
-    clients: int, folds: int | None, rng: np.random.Generator | None
-) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-    if folds is None:
-        return None
-    if rng is None:
-        raise InputError("Cross-fitting draws folds: pass rng=numpy.random.default_rng(seed).")
-    if not 2 <= folds <= clients:
-        raise InputError(f"{folds} folds over {clients} clients: need 2 to {clients}.")
-    return rng.permutation(clients) % folds
+def panel(estimator: Estimator) -> StoreMaker:
+    """Return a maker of panels: rounds list the same clients, each with all its values."""
+
+    def make(coder: Coder) -> RowStore:
+        static = coder.static()
+        if static is None or static[1] is not None:
+            raise InputError("A panel needs all values of every client.")
+        return PanelStore(
+            static[0], coder.static_at, len(coder.step.design.terms),
+            standardised=estimator.standardises,
+        )  # fmt: skip
+
+    return make
+
+
+@final
+class Coder:
+    """What a step's design makes of a round's rows.
+
+    Terms of the table of clients are coded once for everybody; those of the round, round by round.
+    """
+
+    def __init__(self, step: Step, members: Members) -> None:
+        self.step, self.members = step, members
+        own, design = set(members.covariates), step.design
+        ours = [all(f.column in own for f in term.factors) for term in design.terms]
+        static = np.array(ours, dtype=np.bool_)
+        self.static_at, self._varying_at = np.flatnonzero(static), np.flatnonzero(~static)
+        self._own = [c for c in design.columns if c in own]
+        self._fixed, self._varying = _part(design, self.static_at), _part(design, self._varying_at)
+        self._crossed = [c for c in self._varying.columns if c in own]  # with columns of the round
+        plain = all(len(t.factors) == 1 and t.factors[0].is_plain for t in self._varying.terms)
+        self._plain = [t.factors[0].column for t in self._varying.terms] if plain else None
+        self._static: tuple[FloatArray, BoolArray | None] | None = None
+        if not len(self.static_at):
+            self._static = np.empty((0, members.size)), None
+        self._each_round = False  # whether the table of clients has to be coded round by round
+
+    def static(self) -> tuple[FloatArray, BoolArray | None] | None:
+        """Return the columns that do not change, (q_z, N), and who has all values; all if none.
+
+        None where somebody has a value the design cannot code: whether that matters shows when a
+        round lists them.
+        """
+        if self._static is None and not self._each_round:
+            try:
+                coded = self._fixed.rows(self.members.frame, "enrolled clients")
+            except InputError:
+                self._each_round = True
+                return None
+            columns = coded.columns
+            if coded.kept is not None:
+                columns = np.full((len(self.static_at), self.members.size), np.nan)
+                columns[:, coded.kept] = coded.columns
+            kept = None if coded.kept is None or coded.kept.all() else coded.kept
+            self._static = columns, kept
+        return self._static
+
+    def code(
+        self, table: pl.DataFrame, rows: IntArray, where: str
+    ) -> tuple[FloatArray, BoolArray | None]:
+        """Return the columns of rows that have all values, (q, k), and which those are, (m,)."""
+        static = self.static()
+        if static is None:
+            coded = self.step.design.rows(self._joined(table, rows, self._own), where)
+            return coded.columns, coded.kept
+        varying, kept = self._changing(table, rows, where)
+        fixed, whole = static
+        if whole is not None:
+            mine = whole[rows]
+            varying = varying[:, mine] if kept is None else varying[:, mine[kept]]
+            kept = mine if kept is None else kept & mine
+        chosen = rows if kept is None else rows[kept]
+        out = np.empty((len(self.step.design.terms), len(chosen)))
+        out[self._varying_at] = varying
+        out[self.static_at] = fixed[:, chosen]
+        return out, kept
+
+    def _joined(self, table: pl.DataFrame, rows: IntArray, own: Sequence[str]) -> pl.DataFrame:
+        """Return a round's table with columns of the table of clients."""
+        if not own:
+            return table
+        known = self.members.frame.select(own)[rows]
+        return table.hstack(known.get_columns()) if table.width else known
+
+    def _changing(
+        self, table: pl.DataFrame, rows: IntArray, where: str
+    ) -> tuple[FloatArray, BoolArray | None]:
+        """Return the columns of the round, (q_x, k), and which rows have all values."""
+        if not len(self._varying_at):
+            return np.empty((0, len(rows))), None
+        if self._plain is not None:
+            direct = _numbers(table, self._plain)
+            if direct is not None:
+                return direct, None
+        coded = self._varying.rows(self._joined(table, rows, self._crossed), where)
+        return coded.columns, coded.kept
+
+
+def _part(design: Design, places: IntArray) -> Design:
+    """Return a design with some of its terms."""
+    terms = tuple(design.terms[j] for j in places)
+    used = {factor.column for term in terms for factor in term.factors}
+    return replace(design, terms=terms, kinds={c: k for c, k in design.kinds.items() if c in used})
+
+
+def _numbers(table: pl.DataFrame, names: Sequence[str]) -> FloatArray | None:
+    """Return columns of finite floats as they stand, (q, m); none if one is anything else."""
+    out = np.empty((len(names), table.height))
+    for j, name in enumerate(names):
+        series = table.get_column(name, default=None)
+        if series is None or series.dtype != pl.Float64 or series.null_count():
+            return None
+        out[j] = series.to_numpy()
+    return out if np.isfinite(out.sum()) else None
+
+
+@final
+class StepLearner:
+    """The coded rounds of one step of participation and its fits."""
+
+    def __init__(self, coder: Coder, settings: ParticipationSettings, store: RowStore) -> None:
+        self.coder, self.step, self.settings, self.store = coder, coder.step, settings, store
+        self._totals: list[tuple[int, int]] = [(0, 0)]  # rows and passes before each round
+        self._sums: list[FloatArray] = [np.zeros(len(self.step.design.terms))]  # of the columns
+        self.has_levels = any(term.level is not None for term in self.step.design.terms)
+        self.left_out = 0
+        self.fit: Fit | None = None
+        self.fitted_from = self.fitted_on = 0  # rounds of the fit
+        self.fits = self.passes = 0
+
+    def append(self, coded: _Coded, passed: BoolArray, rows: IntArray) -> BoolArray:
+        """Take a closed round and return which of its rows are fitted on, (n,).
+
+        ``passed`` (m,) is over the rows that could pass, ``rows`` (n,) are all clients listed.
+        """
+        known = coded.kept
+        if known is not None:
+            self.left_out += int((~known).sum())
+            passed = passed[known]
+        labels = passed.astype(np.int8)
+        (count, done), sums = self._totals[-1], self._sums[-1]
+        self._totals.append((count + len(labels), done + int(labels.sum())))
+        self._sums.append(sums + coded.columns.sum(axis=1))
+        places = coded.places if known is None else coded.places[known]
+        taken = np.zeros(len(rows), dtype=np.bool_)
+        taken[places] = True
+        self.store.append(coded.columns, labels, rows[places])
+        return taken
+
+    def totals(self, first: int, last: int) -> tuple[int, int, FloatArray]:
+        """Return rows, passes and column sums of rounds first up to last."""
+        (n0, s0), (n1, s1) = self._totals[first], self._totals[last]
+        return n1 - n0, s1 - s0, self._sums[last] - self._sums[first]
+
+    def rate(self, first: int, last: int) -> float | None:
+        """Return the share that passed in rounds first up to last, none without such rows."""
+        rows, passed, _ = self.totals(first, last)
+        return passed / rows if passed > 0 else None
+
+    def enough(self, first: int, last: int) -> bool:
+        """Return whether both kinds of rows are many enough for a model."""
+        rows, passed, sums = self.totals(first, last)
+        needed = self.settings.per_coefficient * self.step.coefficients(sums, rows)
+        return min(passed, rows - passed) > needed
+
+    def refitted(self, first: int, last: int, rate: float) -> tuple[Fit, Source]:
+        """Return a new fit, or the rate where there is no maximum or it was not reached."""
+        try:
+            return self.refit(first, last), Source.MODEL
+        except SeparationError:
+            source = Source.SEPARATED_RATE
+        except NotConvergedError:
+            source = Source.UNCONVERGED_RATE
+        self.fit = None
+        return Rate(rate), source
+
+    def refit(self, first: int, last: int) -> Fit:
+        """Fit on rounds first up to last, from the last fit on."""
+        rows, passed, _ = self.totals(first, last)
+        if self.store.frame is None or not rows:
+            raise InputError(
+                f"No row of {last - first} round(s) tells of the step {self.step.name!r}: there is "
+                "nothing to fit it on."
+            )
+        if passed in {0, rows}:
+            raise InputError(
+                f"The step {self.step.name!r} cannot be fitted: {passed} of the {rows} rows of "
+                f"rounds {first + 1} to {last} passed it."
+            )
+        found = self.settings.estimator.fitted(
+            self.store.rounds(first, last), self.step.design.names, self._start(first, last)
+        )
+        self.fits += 1
+        if isinstance(found, LogisticFit):
+            self.passes += found.passes
+        self.fit, self.fitted_from, self.fitted_on = found, first, last
+        return found
+
+    def _start(self, first: int, last: int) -> FloatArray | None:
+        """Return the last fit moved one Newton step by the newest rounds alone, none if none.
+
+        At the last fit the older rounds' gradient is zero and their Hessian is known, so this step
+        costs no pass over them, and the fit that follows is a pass or two.
+        """
+        fit, frame = self.fit, self.store.frame
+        if not isinstance(fit, LogisticFit) or frame is None:
+            return None
+        point = np.append(fit.coefficients, fit.intercept)
+        moves = first == self.fitted_from == 0 and last > self.fitted_on
+        if not moves or fit.information is None or self.settings.window is not Window.PAST:
+            return point
+        new = self.store.rounds(self.fitted_on, last)
+        if not new.rows:
+            return point
+        beta = frame.matrix() @ point
+        at, _ = likelihood_sums(new, beta)
+        hessian, step = fit.information + at.hessian, np.zeros(len(beta))
+        if fit.dropped:
+            kept = np.flatnonzero(fit.kept)
+            step[kept] = _solved(hessian[np.ix_(kept, kept)], at.gradient[kept])
+        else:
+            step = _solved(hessian, at.gradient)
+        moved: FloatArray = frame.inverse() @ (beta - step)
+        return moved
+
+    def model(self) -> StageModel:
+        """Return the last fit with its design."""
+        if self.fit is None:
+            raise InputError(f"The step {self.step.name!r} has no fit.")
+        fit = self.fit
+        if isinstance(fit, LogisticFit):  # the last step of a fit is taken without another look
+            fit = fit.informed_by(self.store.rounds(self.fitted_from, self.fitted_on))
+        return StageModel(
+            stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows, and what is needed of the last fit."""
+        fit = self.fit
+        return {
+            "store": self.store.state(),
+            "totals": [list(pair) for pair in self._totals],
+            "sums": np.array(self._sums),
+            "left_out": self.left_out,
+            "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
+            "fit": fit.state() if isinstance(fit, LogisticFit) else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back; a classifier is fitted again on the rows it was fitted on."""
+        self.store.restore(state["store"])
+        self._totals = [(int(n), int(s)) for n, s in state["totals"]]
+        self._sums = list(np.array(state["sums"]))
+        self.left_out, self.fit = int(state["left_out"]), None
+        if state["fitted"] is None:
+            return
+        first, last = (int(edge) for edge in state["fitted"])
+        if state["fit"] is None:
+            self.refit(first, last)
+            return
+        frame = self.store.frame
+        assert frame is not None
+        self.fit = LogisticFit.restored(self.step.design.names, frame, state["fit"])
+        self.fitted_from, self.fitted_on = first, last
+
+
+@final
+class _History:
+    """History columns of the rounds so far, kept only where a design wants them."""
+
+    def __init__(self, members: int, columns: frozenset[str], day_length: float) -> None:
+        self._members, self._day = members, day_length
+        self._reply = (*REPLY_COLUMNS, *CLOCK_COLUMNS)
+        self.wanted = columns & {*self._reply, *AVAILABILITY_COLUMNS}
+        self._replies = self._available = ReplyHistory.of(members)
+
+    def joined(self, round_: Round) -> None:
+        """Count those listed for the first time from now on."""
+        if self.wanted:
+            present = round_.present(self._members)
+            self._replies = self._replies.joined(present)
+            self._available = self._available.joined(present)
+
+    def added(self, round_: Round) -> pl.DataFrame:
+        """Return a round's table with the history columns its designs want."""
+        wanted = self.wanted - set(round_.table.columns)
+        if not wanted:
+            return round_.table
+        past = self._replies.matrix(day_length=self._day)[round_.rows]
+        made = dict(zip(self._reply, past.T, strict=True))
+        if AVAILABLE in round_.table.columns:
+            there = self._available.matrix(day_length=self._day)[round_.rows]
+            made |= dict(zip(AVAILABILITY_COLUMNS, there.T, strict=False))
+        more = [pl.Series(name, values) for name, values in made.items() if name in wanted]
+        return round_.table.hstack(more) if round_.table.width else pl.DataFrame(more)
+
+    def after(self, round_: Round, replied: BoolArray) -> None:
+        """Take the replies of a closed round, (n,) over its rows."""
+        if not self.wanted:
+            return
+        present = round_.present(self._members)
+        self._replies = self._replies.after(self._spread(round_, replied), present)
+        if AVAILABLE in round_.table.columns:
+            there = self._spread(round_, round_.table[AVAILABLE].to_numpy())
+            self._available = self._available.after(there, present)
+
+    def _spread(self, round_: Round, flags: BoolArray) -> BoolArray:
+        out = np.zeros(self._members, dtype=np.bool_)
+        out[round_.rows] = flags
+        return out
+
+    def state(self) -> dict[str, Any]:
+        """Return both histories."""
+        return {"replies": self._replies.state(), "available": self._available.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved histories back."""
+        self._replies = ReplyHistory.restored(state["replies"])
+        self._available = ReplyHistory.restored(state["available"])
+
+
+def _solved(matrix: FloatArray, right: FloatArray) -> FloatArray:
+    """Return the solution, or the least one where there are many."""
+    try:
+        return np.asarray(np.linalg.solve(matrix, right), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.lstsq(matrix, right)[0], dtype=np.float64)
+
+
+def _source(parts: Sequence[ReplyProb]) -> Source:
+    """Return where probabilities are from; a step that everybody passed tells nothing."""
+    told = [part for part in parts if not (part.prob[part.known] == 1.0).all()] or parts[-1:]
+    rates = [part.source for part in told if part.source is not Source.MODEL]
+    return rates[-1] if rates else Source.MODEL

@@ -11,26 +11,31 @@ and uses as it is), *replied*. Their product is the participation probability:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import some
-from fedipw.selection.history import AVAILABILITY_COLUMNS, CLOCK_COLUMNS, REPLY_COLUMNS
-from fedipw.selection.stage import AVAILABILITY, PARTICIPATION, REPLY
+from fedipw.numerics.checks import check_rows, some
+from fedipw.selection.saved import AVAILABILITY, PARTICIPATION, REPLY
+from fedipw.tables.columns import AVAILABLE, ID, INVITE_PROB, INVITED, OWN_COLUMNS, REPLIED
 from fedipw.tables.design import Design, Missing, bound_design
-from fedipw.tables.ledger import AVAILABLE, INVITE_PROB, INVITED, OWN_COLUMNS, REPLIED, Ledger
-from fedipw.tables.members import Members
-from fedipw.tables.population import ID
-from fedipw.tables.tablefile import reading
+from fedipw.tables.ledger import Ledger, Round
+from fedipw.tables.population import Members
+from fedipw.tables.table import reading
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.selection.saved import StageModel
 
-    from fedipw.numerics.types import BoolArray, FloatArray
-    from fedipw.selection.stage import StageModel
+
+REPLY_COLUMNS = ("last_reply", "reply_rate", "rounds_since_reply")
+AVAILABILITY_COLUMNS = ("last_available", "available_rate", "rounds_since_available")
+CLOCK_COLUMNS = ("hour_sin", "hour_cos")
+COLUMNS = (*REPLY_COLUMNS, *CLOCK_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +47,11 @@ class Step:
     label: str
     among: str | None  # the flag of rows that could pass; all rows if none
 
-    def rows(self, frame: pl.DataFrame) -> BoolArray | None:
-        """Return which rows of a round could pass, (n,); all if None."""
-        return None if self.among is None else frame[self.among].to_numpy()
+    def rows(self, table: pl.DataFrame, size: int) -> IntArray:
+        """Return the rows of a round that could pass, (m,) of its ``size`` rows."""
+        return (
+            np.arange(size) if self.among is None else np.flatnonzero(table[self.among].to_numpy())
+        )
 
     def _level_columns(self) -> dict[str, list[int]]:
         """Return the columns of single levels, by category."""
@@ -104,49 +111,6 @@ class Formulas:
     lump_below: float | None = None
 
 
-def participation_steps(
-    ledger: Ledger,
-    members: Members,
-    formulas: Formulas,
-    models: Mapping[str, StageModel] | None = None,
-    *,
-    in_one: bool = False,
-    opening: pl.DataFrame | None = None,
-) -> tuple[Step, ...]:
-    """Return the steps a ledger's columns tell apart, with their designs; ``in_one`` makes one.
-
-    Levels of categories are those of all rounds, and of ``opening``, a round that is about to
-    follow; who replied is not looked at. With fitted ``models`` by name the designs are theirs.
-    """
-    schema = ledger.schema if opening is None else opening.schema
-    taken = {*schema.names(), *OWN_COLUMNS}
-    both = [n for n in members.covariates if n in taken]
-    if both:
-        raise InputError(
-            f"{some(map(repr, both))} stands in the table of clients and in the ledger, or has a "
-            "meaning of its own there: rename or drop one, so that a formula means one of them."
-        )
-    binding = None
-    if models is None:
-        binding = _Binding.of(ledger, members, formulas, everyone=in_one, opening=opening)
-    steps = []
-    if AVAILABLE in schema and not in_one:
-        design = _saved(models, AVAILABILITY) if binding is None else binding.availability()
-        steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=None))
-    among: str | None = INVITED if INVITE_PROB in schema else AVAILABLE
-    if in_one or among not in schema:
-        among = None
-    name = PARTICIPATION if among is None else REPLY
-    design = _saved(models, name) if binding is None else binding.reply(among)
-    return (*steps, Step(name=name, design=design, label=REPLIED, among=among))
-
-
-def _saved(models: Mapping[str, StageModel] | None, name: str) -> Design:
-    if not models or name not in models:
-        raise InputError(f"There is no saved model of {name}; there is {some(models or {})}.")
-    return models[name].design
-
-
 def _all_rounds(ledger: Ledger, opening: pl.DataFrame | None) -> pl.LazyFrame:
     """Return the closed rounds and the one about to follow; who replied is not among them."""
     if opening is None:
@@ -156,20 +120,73 @@ def _all_rounds(ledger: Ledger, opening: pl.DataFrame | None) -> pl.LazyFrame:
     return pl.concat([ledger.scan().select(opening.columns), opening.lazy()])
 
 
+def participation_steps(
+    rounds: Ledger | Round,
+    members: Members,
+    formulas: Formulas,
+    models: Mapping[str, StageModel] | None = None,
+    *,
+    in_one: bool = False,
+    opening: pl.DataFrame | None = None,
+) -> tuple[Step, ...]:
+    """Return the steps that the columns of rounds tell apart, with their designs.
+
+    Parameters
+    ----------
+    rounds
+        A ledger, or the first round where there is none, as in a simulation. Levels of categories
+        are those of all rounds and, without a ledger, of all members; who replied is not read.
+    members
+        The clients and what is known of them.
+    formulas
+        What the steps depend on.
+    models
+        Fitted steps by name, whose designs are used as they are.
+    in_one
+        Make one step over everybody, whatever the columns.
+    opening
+        A round about to follow those of the ledger.
+    """
+    found = _Binding.of(rounds, members, formulas, everyone=in_one, opening=opening)
+    taken = {*found.columns, *OWN_COLUMNS}
+    both = [n for n in members.covariates if n in taken]
+    if both:
+        raise InputError(
+            f"{some(map(repr, both))} stands in the table of clients and in the ledger, or has a "
+            "meaning of its own there: rename or drop one, so that a formula means one of them."
+        )
+    steps = []
+    if AVAILABLE in found.columns and not in_one:
+        design = found.availability() if models is None else _saved(models, AVAILABILITY)
+        steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=None))
+    among: str | None = INVITED if INVITE_PROB in found.columns else AVAILABLE
+    if in_one or among not in found.columns:
+        among = None
+    name = PARTICIPATION if among is None else REPLY
+    design = found.reply(among) if models is None else _saved(models, name)
+    return (*steps, Step(name=name, design=design, label=REPLIED, among=among))
+
+
+def _saved(models: Mapping[str, StageModel], name: str) -> Design:
+    if name not in models:
+        raise InputError(f"There is no saved model of {name}; there is {some(models)}.")
+    return models[name].design
+
+
 @dataclass(frozen=True, slots=True)
 class _Binding:
     """All rounds with what is known of their clients, to which designs are bound."""
 
     query: pl.LazyFrame
     where: Path
-    covariates: tuple[str, ...]  # of the rounds
+    columns: tuple[str, ...]  # of the rounds
     members: Members
     formulas: Formulas
 
     @classmethod
     def of(
         cls,
-        ledger: Ledger,
+        rounds: Ledger | Round,
         members: Members,
         formulas: Formulas,
         *,
@@ -177,16 +194,29 @@ class _Binding:
         opening: pl.DataFrame | None,
     ) -> _Binding:
         known = members.frame.lazy().select(ID, *members.covariates)
-        ids = pl.col(ID).cast(members.frame.schema[ID], strict=False)  # strangers are found later
-        names = ledger.schema.names() if opening is None else opening.columns
-        covariates = tuple(n for n in names if n not in {ID, *OWN_COLUMNS})
-        rounds = _all_rounds(ledger, opening).with_columns(ids)
-        query = rounds.join(known, on=ID, how="left")
+        if isinstance(rounds, Round):
+            ids = members.frame[ID][rounds.rows]
+            listed, where, everyone = rounds.table.lazy().with_columns(ids), Path("round 1"), True
+            columns = (*rounds.table.columns, ID)
+        else:
+            columns = tuple(rounds.schema.names() if opening is None else opening.columns)
+            where, listed = rounds.directory, _all_rounds(rounds, opening)
+            # strangers are found later
+            listed = listed.with_columns(pl.col(ID).cast(members.frame.schema[ID], strict=False))
+        query = listed.join(known, on=ID, how="left")
         if everyone:  # those without a row have covariates too; their X are values that occur
-            occurs = rounds.select(pl.col(covariates).drop_nulls().first())
-            others = known.join(rounds.select(ID), on=ID, how="anti").join(occurs, how="cross")
+            own = [n for n in columns if n not in {ID, *OWN_COLUMNS}]
+            others = known.join(listed.select(ID), on=ID, how="anti")
+            if own:
+                occurs = listed.select(pl.col(own).drop_nulls().first())
+                others = others.join(occurs, how="cross")
             query = pl.concat([query, others], how="diagonal_relaxed")
-        return cls(query, ledger.directory, covariates, members, formulas)
+        return cls(query, where, columns, members, formulas)
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """Covariates of the rounds."""
+        return tuple(n for n in self.columns if n not in {ID, *OWN_COLUMNS})
 
     def availability(self) -> Design:
         """Return the design of availability: nothing of the ledger but history is known then."""
@@ -223,3 +253,81 @@ class _Binding:
                 where=str(self.where),
                 checked=False,
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplyHistory:
+    r"""Running history of n clients before a round; never of the round itself.
+
+    Columns, for round r with :math:`s_i` replies in the :math:`e_i` rounds before r in which the
+    client was enrolled (all r - 1 unless it joined or left), the last in round :math:`l_i` (if
+    none, the round before it joined, 0 for those enrolled from the start):
+
+    * ``last_reply``: 1 if the client replied in round r - 1;
+    * ``reply_rate``: :math:`(s_i + 1)/(e_i + 2)`, so 1/2 before any round;
+    * ``rounds_since_reply``: :math:`r - l_i`;
+    * ``hour_sin``, ``hour_cos``: the clock, :math:`2 \pi r / \text{day}`.
+
+    Examples
+    --------
+    >>> history = ReplyHistory.of(2).after(np.array([True, False]))
+    >>> history.matrix(day_length=24)[:, :3]  # before round 2
+    array([[1.        , 0.66666667, 1.        ],
+           [0.        , 0.33333333, 2.        ]])
+    """
+
+    rounds: int
+    replies: IntArray  # (n,)
+    last: IntArray  # (n,) round of the last reply; if none, the round before the client joined
+    seen: IntArray  # (n,) rounds in which the client was enrolled
+
+    @classmethod
+    def of(cls, clients: int) -> ReplyHistory:
+        """Return the history before the first round."""
+        zeros = np.zeros(clients, dtype=np.int64)
+        return cls(rounds=0, replies=zeros, last=zeros, seen=zeros)
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts so far."""
+        return {
+            "rounds": self.rounds,
+            "replies": self.replies,
+            "last": self.last,
+            "seen": self.seen,
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> ReplyHistory:
+        """Return the history that was saved."""
+        counts = {name: np.array(state[name]) for name in ("replies", "last", "seen")}
+        return cls(rounds=int(state["rounds"]), **counts)
+
+    def joined(self, present: BoolArray) -> ReplyHistory:
+        """Return the history with those present for the first time counted from now, (n,)."""
+        check_rows(len(self.replies), present=present)
+        fresh = present & (self.seen == 0)
+        return replace(self, last=np.where(fresh, self.rounds, self.last))
+
+    def after(self, replied: BoolArray, present: BoolArray | None = None) -> ReplyHistory:
+        """Return the history after a round with these replies, of those enrolled in it, (n,)."""
+        check_rows(len(self.replies), replied=replied)
+        index = self.rounds + 1
+        return ReplyHistory(
+            rounds=index,
+            replies=self.replies + replied,
+            last=np.where(replied, index, self.last),
+            seen=self.seen + (1 if present is None else present),
+        )
+
+    def matrix(self, *, day_length: float = 24.0) -> FloatArray:
+        """Return the columns for the coming round, (n, 5)."""
+        if not day_length > 0:
+            raise InputError(f"day_length must be above 0, not {day_length!r}.")
+        coming = self.rounds + 1
+        angle = 2.0 * np.pi * coming / day_length
+        out = np.empty((len(self.replies), len(COLUMNS)))
+        out[:, 0] = (self.last == self.rounds) & (self.replies > 0)
+        out[:, 1] = (self.replies + 1.0) / (self.seen + 2.0)
+        out[:, 2] = coming - self.last
+        out[:, 3], out[:, 4] = np.sin(angle), np.cos(angle)
+        return out

@@ -1,5 +1,1 @@
-"""Files that are whole or not there: checkpoints."""
-
-from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
-
-__all__ = ["load_checkpoint", "save_checkpoint"]
+"""What is on disk: files that appear whole or not at all, locks, checkpoints, scratch files."""

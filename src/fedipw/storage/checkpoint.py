@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedipw.errors import InputError
+from fedipw.storage.atomic import remove_abandoned, written_file
 
 _VERSION = 1
 _FILE = "checkpoint.npz"
@@ -25,13 +25,13 @@ def save_checkpoint(
     plain = _without_arrays(state, "", arrays)
     header = {"version": _VERSION, "fingerprint": fingerprint, "state": plain}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{name}.partial"
-    with temporary.open("wb") as file:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory} cannot be made: {error.strerror}.") from error
+    remove_abandoned(directory)
+    with written_file(directory / name) as file:
         np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / name)
 
 
 def load_checkpoint(

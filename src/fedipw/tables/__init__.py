@@ -2,11 +2,9 @@
 
 from fedipw.tables.design import Design, Missing, bound_design
 from fedipw.tables.ledger import Ledger
-from fedipw.tables.members import Members
 from fedipw.tables.partitions import Block, Blocks, Partitions, sum_over
-from fedipw.tables.population import Population
-from fedipw.tables.tablefile import TableFile
-from fedipw.tables.tables import read_table, write_table
+from fedipw.tables.population import Members, Population
+from fedipw.tables.table import Table, read_table, write_table
 from fedipw.tables.targets import Targets
 
 __all__ = [
@@ -18,7 +16,7 @@ __all__ = [
     "Missing",
     "Partitions",
     "Population",
-    "TableFile",
+    "Table",
     "Targets",
     "bound_design",
     "read_table",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from fedipw.tables.terms import MISSING
+from fedipw.tables.formula import MISSING
+
+if TYPE_CHECKING:
+    from fedipw.tables.table import Table
 
 FEW = 12  # distinct values of a number that make it a category
 CUTS = (0.2, 0.4, 0.6, 0.8)  # between fifths
+SAMPLE = 20_000  # rows of a table by which its columns are cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Cells:
             values = values.fill_nan(None)
         if self.edges is None:
             return values.cast(pl.String).fill_null(MISSING)
-        *names, last = self._ranges()
+        *names, last = self.ranges()
         part = pl.lit(last)
         for name, edge in reversed(list(zip(names, self.edges, strict=True))):
             part = pl.when(values <= edge).then(pl.lit(name)).otherwise(part)
@@ -63,11 +68,12 @@ class Cells:
 
     def ordered(self, levels: Iterable[str]) -> list[str]:
         """Return cells in their order: ranges by number, levels by name, missing ones last."""
-        ranges = [] if self.edges is None else self._ranges()
+        ranges = [] if self.edges is None else self.ranges()
         place = {name: k for k, name in enumerate(ranges)}
         return sorted(levels, key=lambda name: (name == MISSING, place.get(name, 0), name))
 
-    def _ranges(self) -> list[str]:
+    def ranges(self) -> list[str]:
+        """Return the names of the fifths, in order."""
         edges = (-np.inf, *(self.edges or ()), np.inf)
         for digits in range(6, 18):  # as many as tell the edges apart
             bounds = [f"{edge:.{digits}g}" for edge in edges]
@@ -78,3 +84,9 @@ class Cells:
     def named(self, level: str) -> str:
         """Return a cell's name for people."""
         return f"{self.column} {'=' if self.is_category else 'in'} {level}"
+
+
+def table_cells(table: Table, columns: Sequence[str]) -> dict[str, Cells]:
+    """Return the cells of columns of a table, the same wherever they are shown."""
+    sample = table.sample(SAMPLE, columns)
+    return {name: Cells.of(sample[name]) for name in columns}

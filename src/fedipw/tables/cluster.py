@@ -6,15 +6,22 @@ out and brings one sum back. If a worker is lost its partitions are loaded again
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 from fedipw.tables.partitions import Block
-from fedipw.tables.tablefile import Slice
+from fedipw.tables.table import Slice
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
 
 T = TypeVar("T")
 
@@ -62,8 +69,25 @@ class ClusterBlocks:
         _require_package(client)
         self._client = client
         self._blocks = client.map(load, slices, pure=False, key="fedipw-load")
-        counts = client.map(_rows, self._blocks, pure=False, key="fedipw-rows")
-        self.rows = int(sum(client.gather(counts)))
+        counts = client.gather(client.map(_rows, self._blocks, pure=False, key="fedipw-rows"))
+        self._ends = np.cumsum(counts)
+        self.rows = int(self._ends[-1])
+        if self.rows < sum(part.rows for part in slices):  # a block counts the rows kept before it
+            starts = (self._ends - np.array(counts)).tolist()
+            self._blocks = client.map(
+                _placed, self._blocks, starts, pure=False, key="fedipw-placed"
+            )
+
+    def with_weights(self, weights: FloatArray) -> ClusterBlocks:
+        """Return the same blocks with other weights, (n,); a block's own go to its worker only."""
+        made = copy.copy(self)
+        parts = np.split(weights, self._ends[:-1])
+        with warnings.catch_warnings():  # a number per row must travel, and more rows are more
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+            made._blocks = self._client.map(
+                _weighted, self._blocks, parts, pure=False, key="fedipw-weights"
+            )
+        return made
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in pairs, always the same ones."""
@@ -86,5 +110,13 @@ def _require_package(client: Any) -> None:
         raise InputError(f"Dask worker {some(lacking)} cannot import fedipw: install it there.")
 
 
+def _weighted(block: Block, weights: FloatArray) -> Block:
+    return block._replace(weights=weights)
+
+
 def _rows(block: Block) -> int:
     return block.rows
+
+
+def _placed(block: Block, start: int) -> Block:
+    return block._replace(start=start)

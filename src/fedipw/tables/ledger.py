@@ -9,28 +9,67 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
-from fedipw.tables.population import ID
-from fedipw.tables.tables import write_table
+from fedipw.storage.atomic import remove_abandoned, write_text
+from fedipw.storage.lock import locked
+from fedipw.tables.columns import (
+    AVAILABLE,
+    ID,
+    INVITE_PROB,
+    INVITED,
+    OPENED_AT,
+    OWN_COLUMNS,
+    REPLIED,
+    ROUND,
+)
+from fedipw.tables.table import check_same_columns, reading, write_table
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
 
 VERSION: Final = 1
-ROUND, INVITED, REPLIED = "round", "invited", "replied"
-AVAILABLE, INVITE_PROB, OPENED_AT = "available", "invite_prob", "opened_at"
-FATE = "fate"  # what became of an invitation
-AFTERWARDS: Final = (REPLIED, FATE)  # known when a round closes
-OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, INVITE_PROB, OPENED_AT, FATE)
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)
 _FLAGS = (AVAILABLE, INVITED, REPLIED)
 _FILE = re.compile(r"^round-(\d{6,})\.parquet$")
 _VERSION_FILE = "ledger.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Round:
+    """What a server knows of the clients of a round before replies come in.
+
+    ``table`` has one row per enrolled client: covariates of the round, and what of ``available``,
+    ``invited`` and ``invite_prob`` is known. ``rows`` are the clients behind them, as places in
+    the table of clients.
+    """
+
+    index: int  # counted from 1
+    rows: IntArray  # (m,)
+    table: pl.DataFrame  # m rows
+    participation_prob: FloatArray | None = None  # (m,) true, where known, as in a simulation
+
+    def __post_init__(self) -> None:
+        if self.table.height != len(self.rows) and self.table.width:
+            raise InputError(
+                f"Round {self.index}: {self.table.height} rows of covariates for "
+                f"{len(self.rows)} clients."
+            )
+
+    def present(self, size: int) -> BoolArray:
+        """Return who of ``size`` clients has a row, (size,)."""
+        out = np.zeros(size, dtype=np.bool_)
+        out[self.rows] = True
+        return out
 
 
 @dataclass(frozen=True)
@@ -55,6 +94,13 @@ class Ledger:
 
     directory: Path
     since: int = 1
+
+    def __init__(self, directory: str | Path, since: int = 1) -> None:
+        if not isinstance(directory, str | Path):
+            kind = type(directory).__name__
+            raise InputError(f"A ledger is a directory, given as str or Path, not {kind}.")
+        object.__setattr__(self, "directory", Path(directory))
+        object.__setattr__(self, "since", since)
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -101,21 +147,18 @@ class Ledger:
 
     def read(self, index: int) -> pl.DataFrame:
         """Return one closed round, checked."""
-        schema = self._schema_of(index)
-        _check_same(schema, self.schema, self._path(index), self._path(self.rounds[0]))
-        try:
-            frame = pl.read_parquet(self._path(index))
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise _damaged(self._path(index), error) from error
-        check_round(frame, index, str(self._path(index)))
+        path = self._path(index)
+        self._check_columns(self._schema_of(index), path)
+        with reading(path):
+            frame = pl.read_parquet(path)
+        check_round(frame, index, str(path))
         return frame
 
     def scan(self) -> pl.LazyFrame:
         """Return all closed rounds as a query; files of other columns or types are errors."""
         self.require_rounds()
-        first = self._path(self.rounds[0])
         for index in self.rounds[1:]:
-            _check_same(self._schema_of(index), self.schema, self._path(index), first)
+            self._check_columns(self._schema_of(index), self._path(index))
         return pl.scan_parquet([self._path(index) for index in self.rounds], glob=False)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
@@ -124,19 +167,34 @@ class Ledger:
         for index in self.rounds:
             yield self.read(index)
 
+    @contextmanager
+    def writing(self) -> Iterator[LedgerWriter]:
+        """Hold the ledger for one writer, as a server does for as long as it runs."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.directory} cannot be made: {error.strerror}.") from error
+        with locked(self.directory, "writes the ledger"):
+            remove_abandoned(self.directory)
+            yield LedgerWriter(self)
+
     def append(self, index: int, frame: pl.DataFrame) -> None:
-        """Write a round that has closed; the next number only, and never over another."""
+        """Write a round that has closed; the next number only, and never over another.
+
+        The ledger is held meanwhile: a program that keeps it with :meth:`writing` appends there.
+        """
+        closed = _closed(index, frame)
+        with self.writing():
+            self._write(index, closed)
+
+    def _write(self, index: int, frame: pl.DataFrame) -> None:
         present = self.rounds
         if index != (present[-1] + 1 if present else self.since):
             last = present[-1] if present else "none"
             raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
-        if ROUND not in frame.columns:
-            frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
         path = self._path(index)
-        check_round(frame, index, f"round {index}")
         if present:
-            _check_same(frame.schema, self.schema, path, self._path(present[0]))
-        self.directory.mkdir(parents=True, exist_ok=True)
+            self._check_columns(frame.schema, path)
         self._write_version()
         write_table(frame.select(self.schema.names() if present else frame.columns), path)
 
@@ -145,12 +203,13 @@ class Ledger:
 
     def _schema_of(self, index: int) -> pl.Schema:
         path = self._path(index)
-        try:
-            return pl.read_parquet_schema(path)  # type: ignore[return-value]
-        except FileNotFoundError:
-            raise InputError(f"No round {index} in {self.directory}.") from None
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise _damaged(path, error) from error
+        if not path.is_file():
+            raise InputError(f"No round {index} in {self.directory}.")
+        with reading(path):
+            return pl.Schema(pl.read_parquet_schema(path))
+
+    def _check_columns(self, schema: pl.Schema, path: Path) -> None:
+        check_same_columns(schema, self.schema, str(path), self._path(self.rounds[0]).name)
 
     def _check_version(self) -> None:
         path = self.directory / _VERSION_FILE
@@ -166,7 +225,26 @@ class Ledger:
     def _write_version(self) -> None:
         path = self.directory / _VERSION_FILE
         if not path.exists():
-            path.write_text(json.dumps({"version": VERSION}) + "\n", encoding="utf-8")
+            write_text(path, json.dumps({"version": VERSION}) + "\n")
+
+
+@dataclass(frozen=True)
+class LedgerWriter:
+    """A ledger that nobody else writes to."""
+
+    ledger: Ledger
+
+    def append(self, index: int, frame: pl.DataFrame) -> None:
+        """Write a round that has closed; the next number only, and never over another."""
+        self.ledger._write(index, _closed(index, frame))
+
+
+def _closed(index: int, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a round as it is kept, checked."""
+    if ROUND not in frame.columns:
+        frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
+    check_round(frame, index, f"round {index}")
+    return frame
 
 
 def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
@@ -221,23 +299,3 @@ def _check_invite_prob(frame: pl.DataFrame, where: str) -> None:
             f"{where}: {INVITE_PROB!r} must lie in (0, 1] where a client could be invited; "
             f"{odd.height} row(s) do not ({ID} {some(odd[ID].to_list())})."
         )
-
-
-def _check_same(schema: pl.Schema, first: pl.Schema, path: Path, first_path: Path) -> None:
-    lacking = [name for name in first.names() if name not in schema]
-    more = [name for name in schema if name not in first]
-    if lacking or more:
-        raise InputError(
-            f"{path} has other columns than {first_path.name}: "
-            f"{'no ' + some(lacking) if lacking else 'also ' + some(more)}."
-        )
-    changed = [name for name in first if schema[name] != first[name]]
-    if changed:
-        name = changed[0]
-        raise InputError(
-            f"{path}: column {name!r} is {schema[name]}, in {first_path.name} it is {first[name]}."
-        )
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} is not a readable Parquet file ({error}). Restore it.")

@@ -7,13 +7,12 @@ Blocks are added in their order, so the result does not depend on the number of 
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, final
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.threads import thread_count
+from fedipw.storage.scratch import Room, Scratch, Stored
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray, LabelArray
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 16 * 2**20
-_BEHIND = 4  # blocks that may wait to be written
 MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a scratch file
 
 
@@ -49,10 +48,6 @@ class Block(NamedTuple):
     def rows(self) -> int:
         """Number of rows, m."""
         return int(self.columns.shape[1])
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the lengths of columns, labels and weights in memory."""
-        return self.columns.size, self.labels.size, self.weights.size
 
 
 class Partitions(Protocol):
@@ -90,26 +85,19 @@ def added(a: T, b: T) -> T:
     return cast("T", type(a)(*sums) if hasattr(a, "_fields") else tuple(sums))
 
 
-class _Stored(NamedTuple):
+class _OnDisk(NamedTuple):
     """Where a block lies in the scratch file."""
 
-    offset: int
-    shape: tuple[int, int]
-    labels: int
-    weights: int
+    place: Stored
+    rows: int
     start: int
-
-    @property
-    def rows(self) -> int:
-        return self.shape[1]
 
 
 @final
 class Blocks:
     """Blocks in memory, and beyond a budget in a scratch file that is gone with them.
 
-    The file is read with plain reads, not mapped: what the system caches of it is not this
-    process's memory. ``part`` gives a range of blocks without copying any.
+    ``part`` gives a range of blocks without copying any.
 
     Parameters
     ----------
@@ -120,9 +108,9 @@ class Blocks:
     """
 
     def __init__(self, *, memory: int = MEMORY, directory: Path | None = None) -> None:
-        self._scratch = _Scratch(directory)
-        self._memory = memory
-        self._entries: list[Block | _Stored] = []
+        self._directory, self._memory = directory, memory
+        self._scratch: Scratch | None = None  # made when the first block goes there
+        self._entries: list[Block | _OnDisk] = []
         self._rows = 0
 
     @classmethod
@@ -154,7 +142,8 @@ class Blocks:
             self._entries.append(here)
         else:
             self._memory = 0  # later blocks follow, so that reading stays in one sweep
-            self._entries.append(self._scratch.written(here))
+            self._scratch = self._scratch or Scratch(self._directory)
+            self._entries.append(_OnDisk(self._scratch.written(here[:3]), here.rows, here.start))
         self._rows += block.rows
 
     @property
@@ -167,14 +156,15 @@ class Blocks:
 
     def __iter__(self) -> Iterator[Block]:
         """Yield the blocks in order."""
-        self._scratch.settled()
+        if self._scratch is not None:
+            self._scratch.settled()
         for entry in self._entries:
-            yield self._read(entry, _Room())
+            yield entry if isinstance(entry, Block) else self._read(entry, Room())
 
     def part(self, first: int, last: int) -> Blocks:
         """Return blocks ``first`` up to ``last``, without it."""
         some = Blocks.__new__(Blocks)
-        some._scratch, some._memory = self._scratch, 0
+        some._scratch, some._memory, some._directory = self._scratch, 0, self._directory
         some._entries = self._entries[first:last]
         some._rows = sum(entry.rows for entry in some._entries)
         return some
@@ -183,12 +173,15 @@ class Blocks:
         """Return the function's values of all blocks, combined in order; threads share blocks."""
         if not self._entries:
             raise InputError("There are no rows.")
-        self._scratch.settled()
+        if self._scratch is not None:
+            self._scratch.settled()
         rooms = threading.local()
 
-        def at(entry: Block | _Stored) -> T:
+        def at(entry: Block | _OnDisk) -> T:
+            if isinstance(entry, Block):
+                return function(entry)
             if not hasattr(rooms, "room"):
-                rooms.room = _Room()
+                rooms.room = Room()
             return function(self._read(entry, rooms.room))
 
         threads = thread_count()
@@ -199,8 +192,12 @@ class Blocks:
             return total
         return _in_order(at, self._entries, combine, threads)
 
-    def _read(self, entry: Block | _Stored, room: _Room) -> Block:
-        return entry if isinstance(entry, Block) else self._scratch.read(entry, room)
+    def _read(self, entry: Block | _OnDisk, room: Room) -> Block:
+        if isinstance(entry, Block):
+            return entry
+        assert self._scratch is not None
+        columns, labels, weights = self._scratch.read(entry.place, room)
+        return Block(columns, labels, weights.copy(), entry.start)  # weights outlive the room
 
 
 @cache
@@ -227,77 +224,97 @@ def _in_order(
     return cast("T", total)
 
 
-class _Room:
-    """A buffer that grows to the largest block read into it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """An affine change of columns, (x - centre) / scale, fixed before any row is read."""
 
-    def __init__(self) -> None:
-        self.bytes = np.empty(0, dtype=np.uint8)
+    centre: FloatArray  # (q,)
+    scale: FloatArray  # (q,)
 
-    def of(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        if self.bytes.size < size:
-            self.bytes = np.empty(size, dtype=np.uint8)
-        return self.bytes[:size]
+    @classmethod
+    def of(cls, columns: FloatArray, weights: FloatArray | None = None) -> Frame:
+        """Return mean and standard deviation of columns (q, m); 1 where a column hardly varies."""
+        if columns.shape[1] == 0 or (weights is not None and not weights.any()):
+            return cls(np.zeros(len(columns)), np.ones(len(columns)))
+        share = np.full(columns.shape[1], 1.0) if weights is None else weights
+        share = share / share.sum()
+        centre = columns @ share
+        scale = np.sqrt((columns - centre[:, None]) ** 2 @ share)
+        tiny = 1e-12 * np.maximum(1e-300, np.abs(columns).max(axis=1, initial=0.0))
+        return cls(centre, np.where(scale > tiny, scale, 1.0))
+
+    def matrix(self) -> FloatArray:
+        """Return what takes coefficients, intercept last, of columns to those in this frame."""
+        out = np.diag(np.append(self.scale, 1.0))
+        out[-1, :-1] = self.centre
+        return out
+
+    def inverse(self) -> FloatArray:
+        """Return what takes coefficients in this frame back to those of the columns."""
+        out = np.diag(np.append(1.0 / self.scale, 1.0))
+        out[-1, :-1] = -self.centre / self.scale
+        return out
+
+    def standard(self, columns: FloatArray) -> FloatArray:
+        """Return columns (q, m) in this frame, changed in place."""
+        columns -= self.centre[:, None]
+        columns /= self.scale[:, None]
+        return columns
 
 
-class _Scratch:
-    """A file without a name: the system removes it when the last user is gone.
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Framed:
+    """Partitions whose columns are changed into a frame as they are read."""
 
-    Blocks are written behind the caller's back, a few at a time, while the next ones are decoded.
-    """
+    inner: Partitions
+    frame: Frame
 
-    def __init__(self, directory: Path | None) -> None:
-        self._directory, self._end = directory, 0
-        self._file: Any = None
-        self._writing: deque[Future[None]] = deque()
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.inner.rows
 
-    def __del__(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
+        """Return the function's values of all blocks in the frame, combined in order."""
+        return self.inner.reduced(partial(_in_frame, function=function, frame=self.frame), combine)
 
-    def written(self, block: Block) -> _Stored:
-        if self._file is None:
-            try:
-                self._file = tempfile.TemporaryFile(buffering=0, dir=self._directory)  # noqa: SIM115
-            except OSError as error:
-                raise InputError(f"No scratch file can be made: {error}.") from error
-        offset, (q, m) = self._end, block.columns.shape
-        self._end += sum(array.nbytes for array in block[:3])
-        self._end += -self._end % 8
-        self._writing.append(_pool(1).submit(self._write, block, offset))
-        if len(self._writing) > _BEHIND:
-            self._writing.popleft().result()
-        return _Stored(offset, (q, m), block.labels.size, block.weights.size, block.start)
 
-    def _write(self, block: Block, offset: int) -> None:
-        try:
-            for array in block[:3]:
-                rest = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-                while rest.size:
-                    done = os.pwrite(self._file.fileno(), rest.data, offset)
-                    offset, rest = offset + done, rest[done:]
-        except OSError as error:
-            raise InputError(
-                f"The scratch file could not grow beyond {offset / 2**30:.1f} GiB "
-                f"({error.strerror}): free space in {self._directory or tempfile.gettempdir()} or "
-                "set TMPDIR to a larger disk."
-            ) from error
+def _in_frame(block: Block, function: Callable[[Block], T], frame: Frame) -> T:
+    return function(block._replace(columns=frame.standard(block.columns.copy())))
 
-    def settled(self) -> None:
-        """Wait until every block is written."""
-        while self._writing:
-            self._writing.popleft().result()
 
-    def read(self, entry: _Stored, room: _Room) -> Block:
-        cells = 8 * entry.shape[0] * entry.shape[1]
-        size = cells + entry.labels + 8 * entry.weights
-        got = room.of(size)
-        done = 0
-        while done < size:
-            step = os.preadv(self._file.fileno(), [got[done:].data], entry.offset + done)
-            if step == 0:
-                raise OSError("the scratch file is shorter than what was written to it")
-            done += step
-        columns = got[:cells].view(np.float64).reshape(entry.shape)
-        labels = got[cells : cells + entry.labels].view(np.int8)
-        weights = np.frombuffer(got[cells + entry.labels :].tobytes(), dtype=np.float64)
-        return Block(columns, labels, weights, entry.start)
+def frame_of(partitions: Partitions, q: int) -> Frame:
+    """Return mean and deviation of the columns, by one pass; 1 where a column hardly varies."""
+    if q == 0:
+        return Frame(np.zeros(0), np.ones(0))
+    found = sum_over(partitions, _block_spread)
+    scale = np.sqrt(found.square / found.weight)
+    return Frame(found.mean, np.where(scale > 1e-12 * found.largest, scale, 1.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spread:
+    weight: float
+    mean: FloatArray  # (q,)
+    square: FloatArray  # (q,) about the mean
+    largest: FloatArray  # (q,) of absolute values
+
+    def __add__(self, other: _Spread) -> _Spread:
+        weight, apart = self.weight + other.weight, other.mean - self.mean
+        share = other.weight / weight if weight > 0.0 else 0.0
+        return _Spread(
+            weight,
+            self.mean + apart * share,
+            self.square + other.square + apart**2 * (self.weight * share),
+            np.maximum(self.largest, other.largest),
+        )
+
+
+def _block_spread(block: Block) -> _Spread:
+    weights = block.weights if len(block.weights) else np.ones(block.rows)
+    total = float(weights.sum())
+    mean = block.columns @ weights / (total if total > 0.0 else 1.0)
+    square = (block.columns - mean[:, None]) ** 2 @ weights
+    largest = np.abs(block.columns).max(axis=1, initial=1e-300)
+    return _Spread(total, mean, square, largest)

@@ -1,104 +1,253 @@
-"""The population table: one row per client, who is enrolled, and pre-enrollment covariates."""
+"""Populations: who is to be served, who of them is enrolled and when.
+
+A table may say that enrollment changes over time with the columns ``enrolled_from`` (first round or
+moment) and ``enrolled_until`` (the first one no longer), null where there is no such limit.
+Whole numbers are rounds; dates and times are compared with the ledger's column ``opened_at``.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import check_finite, check_rows, some
+from fedipw.numerics.checks import check_finite, check_positive, check_rows, some
+from fedipw.tables.columns import ENROLLED, FROM, ID, NO, OPENED_AT, UNTIL, YES
+from fedipw.tables.design import Design
+from fedipw.tables.table import Table, TableLike
+from fedipw.tables.targets import Targets, TargetsLike
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray
+    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
 
-ID = "unit_id"
-ENROLLED = "enrolled"
-YES, NO = ("true", "1", "yes"), ("false", "0", "no")  # how files write flags, in any case
+__all__ = [
+    "ENROLLED", "FROM", "ID", "NO", "UNTIL", "YES",
+    "Members", "Population", "PopulationMeans", "ReferenceSample",
+]  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PopulationMeans:
+    """Population means of the columns of a balance map, with errors where they are estimates."""
+
+    names: tuple[str, ...]
+    mean: FloatArray  # (q,)
+    se: FloatArray | None = None  # (q,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceSample:
+    """A probability sample of the population, with design weights that sum to about its size."""
+
+    table: Table
+    weight: str  # name of the column of design weights
+    weights: FloatArray  # (m,)
+
+    @classmethod
+    def of(cls, table: TableLike, weight: str) -> ReferenceSample:
+        """Return the sample in a table, its design weights in a column."""
+        given = Table(table)
+        given.require([weight])
+        values = given.collect(given.scan().select(pl.col(weight).cast(pl.Float64)))[weight]
+        weights = values.fill_null(np.nan).to_numpy()
+        if not (np.isfinite(weights).all() and (weights > 0.0).all()):
+            raise InputError(f"{given.name}: weights in {weight!r} must be finite and above 0.")
+        return cls(table=given, weight=weight, weights=weights)
+
+
+@final
 class Population:
-    """A checked table with one row per client of the target population.
+    """Who is to be served: clients, who of them is enrolled when, and what is known of the rest.
 
-    ``frame`` holds ``unit_id`` (unique, not null), optionally ``enrolled`` (bool), and covariates.
-    A covariate that is null for every non-enrolled row is *post-enrollment*: it exists only because
-    the client enrolled, so it can never explain enrollment.
+    The rest is known by a table that lists everybody, by totals alone
+    (:meth:`from_totals`), or by a reference sample (:meth:`from_sample`). What needs population
+    means asks for :meth:`moments` and works with any of them; what needs the clients that are not
+    enrolled asks for :meth:`everyone`, which says what to do instead where they are not known.
+
+    Parameters
+    ----------
+    table
+        One row per client: a file, a directory of Parquet files, or a frame (polars, pandas, Arrow)
+        with ``unit_id``, ``enrolled`` and covariates.
 
     Examples
     --------
-    >>> population = Population.of({"unit_id": ["a", "b"], "age": [30, 61], "enrolled": [True, False]})
-    >>> population.size, population.enrolled_size, population.covariates
+    >>> devices = Population(pl.DataFrame({"unit_id": ["a", "b"], "age": [30, 61],
+    ...                                    "enrolled": [True, False]}))
+    >>> devices.size, devices.members.size, devices.covariates
     (2, 1, ('age',))
-    >>> population.matrix(["height"])
-    Traceback (most recent call last):
-    ...
-    fedipw.errors.InputError: No covariate column 'height' in the population table; it has age.
-    """  # noqa: E501
+    >>> phones = pl.DataFrame({"unit_id": ["a", "c"], "age": [30, 44]})
+    >>> Population.from_totals(phones, {"age": 41.5}, size=1000)
+    Population(2 enrolled of 1000, means of age known)
+    """
 
-    frame: pl.DataFrame
-
-    def __post_init__(self) -> None:
-        if ID not in self.frame.columns:
-            raise InputError(
-                f"The population table has no {ID!r} column; it has "
-                f"{some(self.frame.columns)}. Every client needs an identifier."
-            )
-        if self.frame.height == 0:
-            raise InputError("The population table has no rows.")
-        ids = self.frame[ID]
-        if ids.null_count():
-            raise InputError(f"{ids.null_count()} rows of the population table have no {ID}.")
-        if ids.n_unique() != len(ids):
-            twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
-            raise InputError(
-                f"{ID} must be unique; {len(twice)} value(s) stand more than once: "
-                f"{some(twice.to_list())}. Keep one row per client."
-            )
-        if ENROLLED in self.frame.columns:
-            self._check_enrolled()
-
-    def _check_enrolled(self) -> None:
-        flags = self.frame[ENROLLED]
-        if flags.dtype != pl.Boolean or flags.null_count():
-            raise InputError(
-                f"{ENROLLED!r} must be true or false in every row, not {flags.dtype} with "
-                f"{flags.null_count()} nulls."
-            )
-        if not flags.any():
-            raise InputError(
-                f"No client of {self.frame.height} is enrolled: there is nobody to train and "
-                f"nothing to weight. Check the {ENROLLED!r} column or the enrollment mechanism."
-            )
+    def __init__(self, table: TableLike) -> None:
+        self.clients = Table(table)
+        self.targets: Targets | None = None
+        self.sample: ReferenceSample | None = None
+        self._size: float | None = None
+        if not isinstance(table, str | Path):
+            self.check()
 
     @classmethod
     def of(cls, columns: Mapping[str, ArrayLike | Sequence[object]]) -> Population:
         """Return a population from columns by name."""
         return cls(pl.DataFrame(dict(columns)))
 
+    @classmethod
+    def from_totals(
+        cls, enrolled: TableLike, targets: TargetsLike, size: float | None = None
+    ) -> Population:
+        """Return a population known by its enrolled clients and by means from outside.
+
+        Rows of ``enrolled`` with ``enrolled`` false are ignored; ``size`` is the population's.
+        """
+        made = cls.__new__(cls)
+        made.clients, made.targets, made.sample = Table(enrolled), Targets.given(targets), None
+        made._size = None if size is None else check_positive(size, "population_size")
+        return made
+
+    @classmethod
+    def from_sample(cls, enrolled: TableLike, sample: TableLike, weight: str) -> Population:
+        """Return a population known by its enrolled clients and a reference sample of it.
+
+        ``weight`` names the column of design weights, inverse inclusion probabilities that sum to
+        about the population's size.
+        """
+        made = cls.__new__(cls)
+        made.clients, made.targets = Table(enrolled), None
+        made.sample = ReferenceSample.of(sample, weight)
+        made._size = float(made.sample.weights.sum())
+        return made
+
+    def __repr__(self) -> str:
+        listed = self._has_flags or not self.lists_everyone
+        inside = f"{self.members.size} enrolled" if listed else f"{self.clients.rows} clients"
+        of = "" if self.size is None else f" of {self.size:.6g}"
+        known = ""
+        if self.targets is not None:
+            known = f", means of {some(self.targets.names)} known"
+        elif self.sample is not None:
+            known = f", reference sample of {self.sample.table.rows}"
+        return f"Population({inside}{of}{known})"
+
     @property
-    def size(self) -> int:
-        """Number of clients, N."""
-        return self.frame.height
+    def lists_everyone(self) -> bool:
+        """Whether every client of the population has a row, enrolled or not."""
+        return self.targets is None and self.sample is None
+
+    @property
+    def size(self) -> float | None:
+        """Number of clients, N; none where it was not given."""
+        return self.clients.rows if self.lists_everyone else self._size
+
+    @property
+    def listed(self) -> int:
+        """Number of clients that have a row."""
+        return self.clients.rows
+
+    def everyone(self, purpose: str) -> Table:
+        """Return the table of all clients, or say what ``purpose`` can do without it."""
+        if not self.lists_everyone:
+            raise InputError(
+                f"{purpose} needs a table of the whole population. With totals alone use a "
+                "calibrated method, such as calibrated-quadratic."
+            )
+        return self.clients
+
+    @cached_property
+    def members(self) -> Members:
+        """Everybody who is enrolled at some time, in memory."""
+        self.check()
+        query = self.clients.scan()
+        if self._has_flags:
+            query = query.filter(pl.col(ENROLLED))
+        elif self.lists_everyone:
+            raise InputError(
+                f"{self.clients.name} has no column {ENROLLED!r}; it has "
+                f"{some(self.clients.schema.names())}."
+            )
+        return Members(self.clients.collect(query))
+
+    @property
+    def _has_flags(self) -> bool:
+        return ENROLLED in self.clients.schema
+
+    def check(self) -> None:
+        """Raise if the table is not one row per client with an identifier and enrollment flags."""
+        if "_checked" in self.__dict__:
+            return
+        table = self.clients
+        if ID not in table.schema:
+            raise InputError(
+                f"{table.name} has no {ID!r} column; it has {some(table.schema.names())}. Every "
+                "client needs an identifier."
+            )
+        if table.rows == 0:
+            raise InputError(f"{table.name} has no rows.")
+        _require_unique_ids(table)
+        if self._has_flags:
+            _check_flags(table)
+        self.__dict__["_checked"] = True
+
+    def moments(self, balance: Design | Sequence[str]) -> PopulationMeans:
+        """Return the population means of a balance map, streamed from the table or looked up.
+
+        ``balance`` is a design over the columns of the table, or names of targets.
+        """
+        if self.targets is not None:
+            names = balance.names if isinstance(balance, Design) else tuple(balance)
+            known = {name: k for k, name in enumerate(self.targets.names)}
+            lacking = [name for name in names if name not in known]
+            if lacking:
+                raise InputError(f"There is no target for {some(lacking)}.")
+            places, se = [known[name] for name in names], self.targets.se
+            return PopulationMeans(
+                names=names,
+                mean=self.targets.values[places],
+                se=None if se is None else se[places],
+            )
+        if not isinstance(balance, Design):
+            raise InputError(
+                "Population means of names alone need targets: give a design (bound_design)."
+            )
+        weights = None if self.sample is None else self.sample.weights
+        table = self.clients if self.sample is None else self.sample.table
+        mean, se = _design_means(table, balance, weights)
+        return PopulationMeans(names=balance.names, mean=mean, se=se)
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """Names of all covariate columns."""
+        known = {ID, ENROLLED, FROM, UNTIL}
+        return tuple(c for c in self.clients.schema.names() if c not in known)
+
+    @cached_property
+    def frame(self) -> pl.DataFrame:
+        """The listed clients, in memory."""
+        return self.clients.collect(self.clients.scan())
 
     @cached_property
     def unit_ids(self) -> IdArray:
-        """Identifiers, (N,)."""
+        """Identifiers of the listed clients, (N,)."""
         return self.frame[ID].to_numpy()
 
     @cached_property
     def enrolled(self) -> BoolArray:
-        """Who is enrolled, (N,)."""
-        if ENROLLED not in self.frame.columns:
+        """Which of the listed clients are enrolled, (N,)."""
+        if not self._has_flags:
             raise InputError(
-                f"The population table has no {ENROLLED!r} column. Draw enrollment first, or add "
+                f"{self.clients.name} has no {ENROLLED!r} column. Draw enrollment first, or add "
                 "the column."
             )
         return self.frame[ENROLLED].to_numpy()
@@ -108,33 +257,15 @@ class Population:
         """Number of enrolled clients, N_enr."""
         return int(self.enrolled.sum())
 
-    @property
-    def covariates(self) -> tuple[str, ...]:
-        """Names of all covariate columns."""
-        return tuple(c for c in self.frame.columns if c not in {ID, ENROLLED})
-
-    @cached_property
-    def post_enrollment(self) -> frozenset[str]:
-        """Covariates that are null in every non-enrolled row (and not in every row)."""
-        outside = self.frame.filter(~pl.Series(self.enrolled))
-        if outside.height == 0:
-            return frozenset()
-        return frozenset(
-            name
-            for name in self.covariates
-            if outside[name].null_count() == outside.height
-            and self.frame[name].null_count() < self.frame.height
-        )
-
     def matrix(self, columns: Sequence[str] | None = None) -> FloatArray:
         """Return covariates as floats, (N, q), in the order asked for; all of them by default."""
         names = self.covariates if columns is None else tuple(columns)
         self.require(names)
-        text = [n for n in names if not (_is_number(self.frame[n]))]
+        text = [n for n in names if not _is_number(self.frame[n])]
         if text:
             kinds = some(f"{n!r} ({self.frame[n].dtype})" for n in text)
             raise InputError(f"Covariates must be numeric or boolean; {kinds} are not.")
-        out = np.empty((self.size, len(names)))
+        out = np.empty((self.frame.height, len(names)))
         for j, name in enumerate(names):
             out[:, j] = self.frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
         check_finite(out, names, "population table")
@@ -145,13 +276,13 @@ class Population:
         for name in names:
             if name not in self.covariates:
                 raise InputError(
-                    f"No covariate column {name!r} in the population table; it has "
+                    f"No covariate column {name!r} in {self.clients.name}; it has "
                     f"{some(self.covariates)}."
                 )
 
     def with_enrolled(self, enrolled: BoolArray) -> Population:
         """Return the same clients with other enrollment flags."""
-        check_rows(self.size, enrolled=enrolled)
+        check_rows(self.frame.height, enrolled=enrolled)
         if np.asarray(enrolled).dtype != np.bool_:
             raise InputError(f"enrolled must be true or false, not {np.asarray(enrolled).dtype}.")
         return Population(self.frame.with_columns(pl.Series(ENROLLED, enrolled)))
@@ -159,3 +290,225 @@ class Population:
 
 def _is_number(series: pl.Series) -> bool:
     return series.dtype.is_numeric() or series.dtype == pl.Boolean
+
+
+def _check_flags(table: Table) -> None:
+    kind, flag = table.schema[ENROLLED], pl.col(ENROLLED)
+    missing, rows = table.collect(table.scan().select(flag.null_count(), pl.len())).row(0)
+    if kind != pl.Boolean or missing:
+        raise InputError(
+            f"{table.name}: {ENROLLED!r} must be true or false in every row, not {kind} with "
+            f"{missing} nulls."
+        )
+    if not table.collect(table.scan().select(flag.any())).item():
+        raise InputError(
+            f"{table.name}: no client of {rows} is enrolled: there is nobody to train and nothing "
+            f"to weight. Check the {ENROLLED!r} column or the enrollment mechanism."
+        )
+
+
+def _design_means(
+    table: Table, design: Design, weights: FloatArray | None
+) -> tuple[FloatArray, FloatArray | None]:
+    """Return the means of design columns over a table, with errors if it is a weighted sample."""
+    total, mass, done = np.zeros(len(design.terms)), 0, 0
+    if weights is not None:
+        columns = design.rows(table.collect(table.scan().select(design.columns)), table.name)
+        chosen = weights if columns.kept is None else weights[columns.kept]
+        share = chosen / chosen.sum()
+        mean = columns.columns @ share
+        se: FloatArray = np.sqrt((columns.columns - mean[:, None]) ** 2 @ share**2)
+        return mean, se
+    for batch in table.batches(design.columns):
+        coded = design.rows(batch, f"{table.name} from row {done + 1}")
+        total, mass = total + coded.columns.sum(axis=1), mass + coded.columns.shape[1]
+        done += batch.height
+    return total / mass, None
+
+
+@dataclass(frozen=True)
+class Members:
+    """Enrolled clients: ``unit_id``, covariates, and dates where enrollment changes.
+
+    Examples
+    --------
+    >>> people = pl.DataFrame({"unit_id": ["a", "b"], "age": [30, 61], "enrolled_from": [None, 3]})
+    >>> members = Members(people)
+    >>> members.covariates, members.rows_of(pl.Series(["b", "a"]), "round 1").tolist()
+    (('age',), [1, 0])
+    >>> members.present(2).tolist(), members.present(3).tolist()
+    ([True, False], [True, True])
+    """
+
+    frame: pl.DataFrame
+
+    def __post_init__(self) -> None:
+        if ID not in self.frame.columns:
+            raise InputError(
+                f"The table of clients has no {ID!r} column; it has {some(self.frame.columns)}."
+            )
+        ids = self.frame[ID]
+        if not len(ids):
+            raise InputError("No client is enrolled: there is nobody to weigh.")
+        if ids.null_count():
+            raise InputError(f"{ids.null_count()} enrolled clients have no {ID}.")
+        if ids.n_unique() != len(ids):
+            twice = ids.filter(ids.is_duplicated()).unique(maintain_order=True)
+            raise InputError(
+                f"{ID} must be unique; {len(twice)} enrolled client(s) stand more than once: "
+                f"{some(twice.to_list())}. Keep one row per client."
+            )
+        for name in (FROM, UNTIL):
+            if name in self.frame.columns:
+                _check_moment(self.frame[name])
+
+    @property
+    def size(self) -> int:
+        """Number of clients that are enrolled at some time."""
+        return self.frame.height
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """What is known of every client."""
+        return tuple(n for n in self.frame.columns if n not in {ID, ENROLLED, FROM, UNTIL})
+
+    @property
+    def changes(self) -> bool:
+        """Whether clients join or leave."""
+        return FROM in self.frame.columns or UNTIL in self.frame.columns
+
+    @cached_property
+    def _places(self) -> pl.DataFrame:
+        return self.frame.select(ID).with_row_index("(place)")
+
+    def rows_of(self, ids: pl.Series, where: str) -> IntArray:
+        """Return the rows of clients by identifier, (m,); raise if one is not enrolled."""
+        asked = pl.DataFrame({ID: self._like_ours(ids, where)})
+        found = asked.join(self._places, on=ID, how="left", maintain_order="left")["(place)"]
+        if found.null_count():
+            strange = ids.filter(found.is_null())
+            raise InputError(
+                f"{where}: {len(strange)} client(s) are not enrolled according to the table of "
+                f"clients: {some(strange.to_list())}. Correct {ENROLLED!r} there, or leave their "
+                "rows out here."
+            )
+        return found.to_numpy().astype(np.int64)
+
+    def _like_ours(self, ids: pl.Series, where: str) -> pl.Series:
+        """Return identifiers in the type of the table: numbers and their text are the same."""
+        ours, theirs = self.frame.schema[ID], ids.dtype
+        if ours == theirs:
+            return ids
+        if ours.is_integer() and theirs.is_integer():
+            return ids.cast(ours, strict=False)  # a number too large is nobody's
+        if ours == pl.String and theirs.is_integer():
+            return ids.cast(pl.String)
+        if ours.is_integer() and theirs == pl.String:
+            numbers = ids.cast(ours, strict=False)  # what is no number is nobody's, nor is 007
+            return numbers.set(numbers.cast(pl.String) != ids, None)
+        raise InputError(f"{where}: {ID} is {theirs}, in the table of clients it is {ours}.")
+
+    def present(self, index: int, opened_at: date | datetime | None = None) -> BoolArray:
+        """Return who is enrolled in a round, (n,)."""
+        inside = np.ones(self.size, dtype=np.bool_)
+        for name in (FROM, UNTIL):
+            if name not in self.frame.columns:
+                continue
+            moment: int | date | datetime = index
+            if isinstance(self.frame.schema[name], pl.Date | pl.Datetime):
+                if opened_at is None:
+                    raise InputError(
+                        f"{name!r} holds {self.frame.schema[name]}: round {index} of the ledger "
+                        f"needs a column {OPENED_AT!r} to compare it with."
+                    )
+                moment = opened_at
+            limit = pl.col(name)
+            kept = limit <= moment if name == FROM else limit > moment
+            try:
+                inside &= self.frame.select(kept.fill_null(True)).to_series().to_numpy()
+            except pl.exceptions.PolarsError as error:
+                raise InputError(
+                    f"{name!r} holds {self.frame.schema[name]}, which cannot be compared with "
+                    f"{moment!r} of round {index}: give both the same kind and time zone."
+                ) from error
+        return inside
+
+
+def _check_moment(column: pl.Series) -> None:
+    kind = column.dtype
+    if not (kind.is_integer() or kind in {pl.Date, pl.Null} or isinstance(kind, pl.Datetime)):
+        raise InputError(
+            f"{column.name!r} must hold round numbers or dates, not {kind}. Times in a CSV file "
+            "are text: use Parquet."
+        )
+
+
+_BUCKET_ROWS = 4_000_000
+
+
+def _require_unique_ids(table: Table) -> None:
+    """Raise if ``unit_id`` is missing somewhere or stands twice.
+
+    Hashes of identifiers are dealt into files small enough to sort one by one; what looks equal
+    there is compared in full.
+    """
+    table.require([ID])
+    buckets = max(1, -(-table.rows // _BUCKET_ROWS))
+    with tempfile.TemporaryDirectory(prefix="fedipw-ids-") as directory:
+        files = [open(f"{directory}/{k}", "w+b") for k in range(buckets)]  # noqa: SIM115
+        try:
+            for hashes in _hashes(table):
+                _deal(hashes, files)
+            suspects = np.concatenate([_repeated(file) for file in files])
+        finally:
+            for file in files:
+                file.close()
+    if suspects.size:
+        _compare(table, suspects)
+
+
+def _hashes(table: Table) -> Iterator[Any]:
+    done = 0
+    for batch in table.batches([ID], rows=1_000_000):
+        missing = batch[ID].null_count()
+        if missing:
+            first = done + int(batch[ID].is_null().arg_max() or 0) + 1
+            raise InputError(f"{table.name}: {missing} row(s) have no {ID}, the first is {first}.")
+        yield batch[ID].hash().to_numpy()
+        done += batch.height
+
+
+def _deal(hashes: Any, files: list[Any]) -> None:
+    if len(files) == 1:
+        files[0].write(hashes.tobytes())
+        return
+    bucket = (hashes >> np.uint64(40)) % np.uint64(len(files))
+    order = np.argsort(bucket, kind="stable")
+    edges = np.searchsorted(bucket[order], np.arange(len(files) + 1, dtype=np.uint64))
+    for k, file in enumerate(files):
+        file.write(hashes[order[edges[k] : edges[k + 1]]].tobytes())
+
+
+def _repeated(file: Any) -> Any:
+    file.seek(0)
+    hashes = np.sort(np.frombuffer(file.read(), dtype=np.uint64))
+    return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+
+
+def _compare(table: Table, suspects: Any) -> None:
+    same = pl.Series("(hash)", suspects)
+    query = (
+        table.scan()
+        .select(ID)
+        .filter(pl.col(ID).hash().is_in(same.implode()))
+        .group_by(ID)
+        .len()
+        .filter(pl.col("len") > 1)
+        .sort(ID)
+    )
+    twice = table.collect(query)
+    if twice.height:
+        raise InputError(
+            f"{table.name}: {ID} must be unique; {twice.height} value(s) stand more than once: "
+            f"{some(twice[ID].to_list())}. Keep one row per client."
+        )

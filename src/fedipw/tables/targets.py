@@ -6,20 +6,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows, some
-from fedipw.tables.tables import read_table
+from fedipw.tables.table import Table, TableLike
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray
 
 _LEVEL = re.compile(r"^([^\[\]:]+)\[[^\[\]]*\]$")
 SHARES = 1e-6  # by which the shares of one category may exceed 1
+TargetsLike: TypeAlias = "Mapping[str, float] | TableLike | Targets"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,23 +85,43 @@ class Targets:
         return cls(tuple(values), np.array([float(v) for v in values.values()]), errors)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Return the targets of a file with columns ``name``, ``value`` and optionally ``se``."""
-        frame = read_table(path)
+    def given(cls, source: TargetsLike) -> Targets:
+        """Return targets as they come: values by name, a file or frame, or targets already.
+
+        >>> Targets.given(pl.DataFrame({"name": ["age"], "value": [45.0]})).names
+        ('age',)
+        """
+        if isinstance(source, Targets):
+            return source
+        if isinstance(source, Mapping):
+            return cls.of(source)
+        known = isinstance(source, str | Path | pl.LazyFrame | Table)
+        if known or hasattr(source, "__arrow_c_stream__"):
+            return cls.read(source)
+        raise InputError(
+            "Targets are values by name (a dict), a path or a frame with the columns name, value "
+            f"and optionally se, or Targets, not {type(source).__name__}."
+        )
+
+    @classmethod
+    def read(cls, source: TableLike) -> Self:
+        """Return the targets of a table with columns ``name``, ``value`` and optionally ``se``."""
+        table = Table(source)
+        frame = table.collect()
         for column in ("name", "value"):
             if column not in frame.columns:
                 raise InputError(
-                    f"{path} has no column {column!r}; it has {some(frame.columns)}. Targets are "
-                    "name,value and optionally se."
+                    f"{table.name} has no column {column!r}; it has {some(frame.columns)}. Targets "
+                    "are name,value and optionally se."
                 )
         names = frame["name"].cast(pl.String)
-        if names.null_count():
-            raise InputError(f"{path}: row {int(names.is_null().arg_max() or 0) + 1} has no name.")
         try:
+            if names.null_count():
+                raise InputError(f"row {int(names.is_null().arg_max() or 0) + 1} has no name.")
             se = _numbers(frame, "se") if "se" in frame.columns else None
             return cls(tuple(names.to_list()), _numbers(frame, "value"), se)
         except InputError as error:
-            raise InputError(f"{path}: {error}") from error
+            raise InputError(f"{table.name}: {error}") from error
 
 
 def _numbers(frame: pl.DataFrame, column: str) -> FloatArray:

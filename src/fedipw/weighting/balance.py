@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from fedipw.calibration import Calibration, Distance, Entropy, InverseLogit, calibrated
 from fedipw.errors import InputError
-from fedipw.numerics.checks import check_finite, check_rows
-from fedipw.tables.targets import Targets
-from fedipw.tables.terms import Term, rich_terms, term_matrix, term_of
+from fedipw.numerics.checks import check_rows
+from fedipw.selection.enrollment import BalanceColumns
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray, FloatArray
-    from fedipw.tables.population import Population
-
-CLIENTS_PER_MOMENT = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,71 +38,48 @@ class Balance:
             raise InputError(f"{self.matrix.shape[1]} balance columns, {len(self.names)} names.")
 
     @classmethod
-    def of(cls, population: Population, terms: Sequence[Term]) -> Balance:
-        """Return the balance of a full population table on some terms."""
-        matrix = np.ascontiguousarray(term_matrix(terms, population.frame))
-        names = tuple(t.name for t in terms)
-        check_finite(matrix, names, "population table")
-        return cls(
-            names=names,
-            matrix=matrix,
-            enrolled=population.enrolled,
-            mean=matrix.mean(axis=0),
-            population_size=population.size,
-        )
-
-    @classmethod
-    def of_targets(
-        cls, enrolled: pl.DataFrame, targets: Targets, population_size: float
+    def of(
+        cls, columns: BalanceColumns, enrolled: BoolArray, population_size: float | None
     ) -> Balance:
-        """Return the balance of a table of enrolled clients alone, and totals from outside.
+        """Return the balance of clients of whom some are enrolled, (n,).
 
-        >>> people = pl.DataFrame({"unit_id": [1, 2, 3], "age": [20.0, 30.0, 60.0]})
-        >>> balance = Balance.of_targets(people, Targets.of({"age": 45.0}), population_size=100)
+        >>> columns = BalanceColumns(names=("age",), matrix=np.array([[20.0], [30.0], [60.0]]),
+        ...                          mean=np.array([45.0]))
+        >>> balance = Balance.of(columns, np.ones(3, dtype=bool), population_size=100)
         >>> balance.enrollment_weights(Entropy()).round(4)
         array([0.1889, 0.2482, 0.563 ])
         """
-        terms = [term_of(name, enrolled.schema) for name in targets.names]
-        matrix = np.ascontiguousarray(term_matrix(terms, enrolled))
-        check_finite(matrix, targets.names, "enrolled table")
         return cls(
-            names=targets.names,
-            matrix=matrix,
-            enrolled=np.ones(enrolled.height, dtype=np.bool_),
-            mean=targets.values,
-            population_size=population_size,
-            se=targets.se,
+            names=columns.names,
+            matrix=columns.matrix,
+            enrolled=enrolled,
+            mean=columns.mean,
+            population_size=np.nan if population_size is None else float(population_size),
+            se=columns.se,
         )
 
-    @classmethod
-    def rich(cls, population: Population, columns: Sequence[str]) -> Balance:
-        """Return the balance on columns, squares and products, as far as clients allow.
+    def calibration(
+        self, distance: Distance | InverseLogit, *, noise_aware: bool = False
+    ) -> Calibration:
+        """Return weights on the enrolled that reproduce the means, in table order.
 
-        Squares and products are taken if at least 25 enrolled clients stand behind each moment;
-        else squares alone if that leaves 25; else the columns. Calibration on more moments than
-        that costs more variance than it removes.
+        With ``noise_aware`` the means are shrunk towards the enrolled by their standard errors.
         """
-        terms = rich_terms(columns, population.frame)
-        room = population.enrolled_size // CLIENTS_PER_MOMENT
-        single = tuple(t for t in terms if len(t.factors) == 1)
-        main = tuple(t for t in single if t.factors[0].power == 1)
-        fitting = [chosen for chosen in (terms, single) if len(chosen) <= room]
-        return cls.of(population, fitting[0] if fitting else main)
-
-    def calibration(self, distance: Distance | InverseLogit) -> Calibration:
-        """Return weights on the enrolled that reproduce the means, in table order."""
-        needs_size = isinstance(distance, InverseLogit)
         return calibrated(
             self.matrix[self.enrolled],
             self.mean,
             distance=distance,
-            population_size=self.population_size if needs_size else None,
-            se=self.se,
+            population_size=self.population_size if distance.needs_size else None,
+            se=self.se if noise_aware else None,
             names=self.names,
         )
 
     def expected_weights(
-        self, distance: Distance | InverseLogit, enrollment_prob: FloatArray
+        self,
+        distance: Distance | InverseLogit,
+        enrollment_prob: FloatArray,
+        *,
+        noise_aware: bool = False,
     ) -> FloatArray:
         r"""Return q of every client calibrated in the mean over enrollment, (N,); simulations only.
 
@@ -120,7 +91,12 @@ class Balance:
         matrix, prob, size = self.matrix, enrollment_prob, self.population_size
         if not isinstance(distance, InverseLogit):
             found = calibrated(
-                matrix, self.mean, distance=distance, base=prob, se=self.se, names=self.names
+                matrix,
+                self.mean,
+                distance=distance,
+                base=prob,
+                se=self.se if noise_aware else None,
+                names=self.names,
             )
             return found.weights / prob
         inside = prob.sum()
@@ -131,13 +107,15 @@ class Balance:
         )  # fmt: skip
         return (1.0 + others.ratio) / size
 
-    def enrollment_weights(self, distance: Distance | InverseLogit) -> FloatArray:
+    def enrollment_weights(
+        self, distance: Distance | InverseLogit, *, noise_aware: bool = False
+    ) -> FloatArray:
         """Return q of every client of the table, (N,).
 
         A client that is not enrolled gets the weight it would have with its columns; simulations
         use it to average over enrollment.
         """
-        found = self.calibration(distance)
+        found = self.calibration(distance, noise_aware=noise_aware)
         out = found.weights_at(self.matrix)
         out[self.enrolled] = found.weights
         return out

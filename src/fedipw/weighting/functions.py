@@ -72,7 +72,7 @@ class TrimReport:
     weights: FloatArray  # (m,)
     cap: float  # largest weight allowed
     changed: int  # number of weights cut
-    mass: float  # sum of weight cut off, as a share of the sum before
+    mass: float  # size of weight cut off, as a share of the size before
 
 
 def trimmed(weights: FloatArray, times_mean: float) -> TrimReport:
@@ -80,7 +80,8 @@ def trimmed(weights: FloatArray, times_mean: float) -> TrimReport:
 
     .. math:: w_i' = \min(w_i,\; c \bar w) \qquad (W7)
 
-    Trades bias for variance. The cut mass is not spread over the others.
+    Trades bias for variance. The cut mass is not spread over the others. Weights of either sign
+    are cut in size, at a multiple of their mean size.
 
     >>> report = trimmed(np.array([1.0, 1.0, 10.0]), times_mean=2.0)
     >>> report.weights, report.changed, round(report.mass, 3)
@@ -88,13 +89,14 @@ def trimmed(weights: FloatArray, times_mean: float) -> TrimReport:
     """
     if not times_mean >= 1.0:
         raise InputError(f"Trimming below the mean weight is not trimming: {times_mean!r} < 1.")
-    cap = float(times_mean * weights.mean())
-    cut = np.minimum(weights, cap)
+    size = np.abs(weights)
+    cap, total = float(times_mean * size.mean()), float(size.sum())
+    cut = np.clip(weights, -cap, cap)
     return TrimReport(
         weights=cut,
         cap=cap,
-        changed=int((weights > cap).sum()),
-        mass=float(1.0 - cut.sum() / weights.sum()),
+        changed=int((size > cap).sum()),
+        mass=float(1.0 - np.abs(cut).sum() / total) if total else 0.0,
     )
 
 

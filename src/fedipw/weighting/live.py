@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
-from fedipw.selection.logged import LoggedParticipation
-from fedipw.selection.steplog import LogWindow
+from fedipw.selection.participation import Participation, Window
 from fedipw.selection.steps import participation_steps
-from fedipw.tables.ledger import AFTERWARDS, FATE, OPENED_AT, REPLIED, ROUND, Ledger, check_round
-from fedipw.tables.population import ID
-from fedipw.weighting.registry import SourceKind
-from fedipw.weighting.replay import LogPlan, LogRecord, Replay, check_present
-from fedipw.weighting.rounds import RoundOpening
+from fedipw.tables.columns import AFTERWARDS, FATE, REPLIED, ROUND
+from fedipw.tables.ledger import Ledger, LedgerWriter, check_round
+from fedipw.weighting.replay import Plan, Record, RoundRun, coming_round, ledger_rounds
+from fedipw.weighting.weigher import StagedEnrollment, Weigher
 
 if TYPE_CHECKING:
     from fedipw.numerics.types import BoolArray
-    from fedipw.weighting.rounds import RoundWeights
-    from fedipw.weighting.standing import People
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.weighting.weigher import RoundWeights
 
 
 @final
-class LiveLog:
+class Live:
     """Weights of rounds that open and close while a ledger grows.
 
     A round opens with one row per enrolled client, is weighed once it is known who replied, and is
     in the ledger before ``close`` returns. A program that was killed makes a new one of the same
-    ledger and goes on after its last closed round. The weights are those that
-    :func:`~fedipw.weighting.logrun.logged_weights` finds in the ledger later, since levels of
-    categories are bound anew when one occurs for the first time.
+    ledger and goes on after its last closed round; one that runs for long keeps other writers away
+    with ``holding``. The weights are those that
+    :class:`~fedipw.weighting.replay.Replay` finds in the ledger later, since levels of categories
+    are bound anew when one occurs for the first time.
 
     Parameters
     ----------
-    people
-        A population table, or enrolled clients and totals.
+    stage
+        What is known of enrollment.
     ledger
         Closed rounds, none to begin with.
     plan
@@ -48,42 +48,42 @@ class LiveLog:
     >>> import tempfile
     >>> from pathlib import Path
     >>> import numpy as np
-    >>> from fedipw.tables import TableFile
-    >>> from fedipw.weighting import method_named
-    >>> from fedipw.weighting.people import KnownPopulation
-    >>> folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
+    >>> from fedipw.selection.enrollment import enrollment_stage
+    >>> from fedipw.tables.population import Population
+    >>> from fedipw.weighting.methods import method_named
+    >>> rng = np.random.default_rng(0)
     >>> age, enrolled = rng.normal(size=200), rng.random(200) < 0.5
-    >>> people = pl.DataFrame({"unit_id": range(200), "age": age, "enrolled": enrolled})
-    >>> people.write_parquet(folder / "people.parquet")
-    >>> known = KnownPopulation.of(TableFile(folder / "people.parquet"))
-    >>> live = LiveLog(known, Ledger(folder / "rounds"), LogPlan(method=method_named("fedipw")))
+    >>> devices = Population.of({"unit_id": np.arange(200), "age": age, "enrolled": enrolled})
+    >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "rounds")
+    >>> live = Live(enrollment_stage(devices), ledger, Plan(method=method_named("fedipw")))
     >>> for _ in range(3):
     ...     live.open(pl.DataFrame({"unit_id": np.flatnonzero(enrolled), "invited": True,
     ...                             "battery": rng.random(enrolled.sum())}))
     ...     replied = rng.random(enrolled.sum()) < 0.5
-    ...     found = live.weights(replied)
+    ...     found = live.weigh(replied)
     ...     live.close(replied)
     >>> live.rounds, bool(len(found.weights) == replied.sum()), bool(0.7 < found.total < 1.4)
     (3, True, True)
     """
 
-    def __init__(self, people: People, ledger: Ledger, plan: LogPlan) -> None:
-        people.require(plan.method)
-        if plan.method.source is SourceKind.COLLAPSED:
+    def __init__(self, stage: EnrollmentStage, ledger: Ledger, plan: Plan) -> None:
+        stage.require(plan.method.needs)
+        if plan.collapsed:
             raise InputError(
                 "collapsed needs X of clients that are not enrolled: it cannot be live."
             )
-        if plan.settings.window is LogWindow.POOLED and plan.models is None:
+        if plan.settings.window is Window.POOLED and plan.models is None:
             raise InputError(
                 "The pooled fit needs rounds that are yet to come: use past, or saved models."
             )
         if plan.formulas.lump_below is not None:
             raise InputError("Rare levels are known at the end only: leave lump_below out.")
-        self.people, self.ledger, self.plan = people, ledger, plan
-        self.record = LogRecord()
-        self._replay: Replay | None = None
+        self.stage, self.ledger, self.plan = stage, ledger, plan
+        self._run: RoundRun | None = None
+        self._learner: Participation | None = None
         self._open: pl.DataFrame | None = None
         self._found: RoundWeights | None = None
+        self._writer: LedgerWriter | None = None  # while the ledger is held
         if ledger.rounds:
             ledger.require_rounds()
             self._bind(None)
@@ -92,6 +92,16 @@ class LiveLog:
     def rounds(self) -> int:
         """Number of closed rounds."""
         return len(self.ledger.rounds)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Keep the ledger to itself for this block; outside it every round takes the lock anew."""
+        with self.ledger.writing() as writer:
+            self._writer = writer
+            try:
+                yield
+            finally:
+                self._writer = None
 
     def open(self, table: pl.DataFrame) -> None:
         """Open the next round with its rows: ``unit_id``, ``invited`` and what else is known."""
@@ -104,41 +114,41 @@ class LiveLog:
         check_round(frame.with_columns(pl.lit(False).alias(REPLIED)), index, where)
         if self.rounds:
             frame = self._in_order(frame, where)
-        opening = self._opening(frame, index, where)
-        if self._replay is None or self._strange(frame):
+        round_ = coming_round(frame, index, self.stage.members, self.ledger)
+        if self._behind() or self._strange(frame):
             self._bind(frame)
-        assert self._replay is not None
-        self._replay.open(opening)
+        assert self._run is not None
+        self._run.open(round_)
         self._open, self._found = frame, None
 
-    def weights(self, replied: BoolArray) -> RoundWeights | None:
+    def weigh(self, replied: BoolArray) -> RoundWeights | None:
         """Return the weights of the replies, none if nothing can be weighed.
 
         ``replied`` (n,) is over the rows the round opened with.
         """
-        frame, replay = self._opened()
+        frame, run = self._opened()
         check_rows(frame.height, replied=replied)
-        self._found = replay.weights(replied)
+        self._found = run.weigh(replied)
         return self._found
 
-    def close(self, replied: BoolArray, fate: Sequence[str | None] | None = None) -> None:
+    def close(self, replied: BoolArray, outcomes: Sequence[str | None] | None = None) -> None:
         """Write the round to the ledger, then learn from it.
 
-        ``fate`` (n,) tells what became of each invitation, in words; in all rounds or in none.
+        ``outcomes`` (n,) of the invitations, in words; in all rounds or in none.
         """
-        frame, replay = self._opened()
+        frame, run = self._opened()
         check_rows(frame.height, replied=replied)
         closed = frame.with_columns(pl.Series(REPLIED, replied))
-        if fate is not None:
-            closed = closed.with_columns(pl.Series(FATE, fate, dtype=pl.String))
-        self.ledger.append(self.rounds + 1, closed)
-        replay.close(replied, self._found)
+        if outcomes is not None:
+            closed = closed.with_columns(pl.Series(FATE, outcomes, dtype=pl.String))
+        (self._writer or self.ledger).append(self.rounds + 1, closed)
+        run.close(replied, self._found)
         self._open, self._found = None, None
 
-    def _opened(self) -> tuple[pl.DataFrame, Replay]:
-        if self._open is None or self._replay is None:
+    def _opened(self) -> tuple[pl.DataFrame, RoundRun]:
+        if self._open is None or self._run is None:
             raise InputError("No round is open: call open(table) first.")
-        return self._open, self._replay
+        return self._open, self._run
 
     def _in_order(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
         """Return a round's columns in the order of the ledger's, or raise if they differ."""
@@ -148,20 +158,17 @@ class LiveLog:
             raise InputError(f"{where}: its columns are not those of earlier rounds: {apart}.")
         return frame.select(names)
 
-    def _opening(self, frame: pl.DataFrame, index: int, where: str) -> RoundOpening:
-        members = self.people.members
-        rows = members.rows_of(frame[ID], where)
-        moment = frame[OPENED_AT][0] if OPENED_AT in frame.columns and frame.height else None
-        check_present(members, rows, members.present(index, moment), where)
-        return RoundOpening(index=index, table=frame, rows=rows)
+    def _behind(self) -> bool:
+        """Return whether the ledger has rounds this one has not seen, such as another server's."""
+        return self._learner is None or self._learner.rounds != self.rounds
 
     def _strange(self, frame: pl.DataFrame) -> bool:
         """Return whether a category of the round has a level that no design knows."""
-        assert self._replay is not None
+        assert self._learner is not None
         if self.plan.models is not None:
             return False
-        for log in self._replay.participation.logs:
-            for column, levels in log.step.design.levels.items():
+        for learner in self._learner.steps:
+            for column, levels in learner.step.design.levels.items():
                 if column in frame.columns:
                     here = frame[column].drop_nulls().unique().cast(pl.String).to_list()
                     if not set(here) <= set(levels):
@@ -169,18 +176,22 @@ class LiveLog:
         return False
 
     def _bind(self, opening: pl.DataFrame | None) -> None:
-        """Bind designs to all rounds so far, and lead a new replay through the closed ones."""
-        members, plan = self.people.members, self.plan
+        """Bind designs to all rounds so far, and replay the closed ones."""
+        members, plan = self.stage.members, self.plan
         steps = participation_steps(
             self.ledger, members, plan.formulas, plan.models, opening=opening
         )
-        participation = LoggedParticipation(
+        self._learner = Participation(
             members, steps, plan.settings, models=plan.models, scratch=plan.scratch
         )
-        self.record = LogRecord()
-        self._replay = Replay(self.people, plan, self.record, participation)
-        for index in self.ledger.rounds:
-            table = self.ledger.read(index)
-            where = f"{self.ledger.directory} round {index}"
-            opened = self._opening(table.drop(AFTERWARDS, strict=False), index, where)
-            self._replay.round(opened, table[REPLIED].to_numpy())
+        weigher = Weigher(
+            StagedEnrollment(self.stage, plan.method), self._learner,
+            {plan.method.name: plan.method},
+        )  # fmt: skip
+        self._run = RoundRun(weigher, plan.method.name, Record())
+        if not self.ledger.rounds:
+            return
+        for round_, table in ledger_rounds(self.ledger, members):
+            replied = table[REPLIED].to_numpy()
+            self._run.open(round_)
+            self._run.close(replied, self._run.weigh(replied))

@@ -1,58 +1,91 @@
-"""One weigher led through rounds one after the other, from a ledger or as they happen."""
+"""Weights of every reply of a ledger, round by round, by the same weigher as in training."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import polars as pl
 
-from fedipw.errors import EmptyRoundError, InputError, NotConvergedError, SeparationError
+from fedipw.errors import EmptyRoundError, InputError
 from fedipw.numerics.checks import some
-from fedipw.selection.logged import LoggedParticipation
-from fedipw.selection.steplog import LogSettings
-from fedipw.selection.steps import Formulas
-from fedipw.tables.ledger import ROUND
-from fedipw.tables.population import ID
+from fedipw.selection.participation import Participation, ParticipationSettings, Window
+from fedipw.selection.steps import Formulas, participation_steps
+from fedipw.tables.columns import AFTERWARDS, ID, OPENED_AT, REPLIED, ROUND
+from fedipw.tables.ledger import Round
 from fedipw.weighting.functions import effective_sample_size
-from fedipw.weighting.logged import Logged
-from fedipw.weighting.registry import Method
-from fedipw.weighting.rounds import RoundOpening, RoundWeights
-from fedipw.weighting.schemes import Calibrated, Greg, Hajek, Scheme, enrollment_weights_of
-from fedipw.weighting.weigher import Weigher
+from fedipw.weighting.pipeline import Method, Probabilities
+from fedipw.weighting.sources import CollapsedParticipation
+from fedipw.weighting.weigher import StagedEnrollment, Weigher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from fedipw.numerics.types import BoolArray, IntArray
-    from fedipw.selection.logged import StepRows
-    from fedipw.selection.stage import StageModel
-    from fedipw.tables.members import Members
-    from fedipw.weighting.standing import People, Standing
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.selection.participation import StepRows
+    from fedipw.selection.saved import StageModel
+    from fedipw.tables.ledger import Ledger
+    from fedipw.tables.population import Members
+    from fedipw.weighting.pipeline import Weighing
+    from fedipw.weighting.sources import ParticipationSource
+    from fedipw.weighting.weigher import RoundWeights
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogPlan:
-    """How a ledger is turned into weights."""
+class Plan:
+    """How rounds are turned into weights."""
 
     method: Method
     formulas: Formulas = field(default_factory=Formulas)
-    settings: LogSettings = field(default_factory=LogSettings)
-    trim: float | None = None
+    settings: ParticipationSettings = field(default_factory=ParticipationSettings)
     models: Mapping[str, StageModel] | None = None  # participation steps, fitted before
     scratch: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.method.normalisation.reads_samples:
+            raise InputError(
+                f"{self.method.name} needs the sample counts of clients, which a ledger does not "
+                "hold: use the normalisation hajek."
+            )
 
+    @property
+    def collapsed(self) -> bool:
+        """Whether one model over everybody takes the place of the two stages."""
+        return self.method.base.probabilities is Probabilities.COLLAPSED
+
+
+class Observer:
+    """Receives a replay as it goes on; it changes nothing. What it does not need it leaves out."""
+
+    wants_steps = False  # whether ``weighed`` receives the steps of a round
+
+    def read(self, round_: Round, table: pl.DataFrame) -> None:
+        """Take a round as it stands in the ledger."""
+
+    def enrolled(self, weighing: Weighing) -> None:
+        """Take enrollment as it is from this round on."""
+
+    def weighed(self, steps: Sequence[StepRows], found: RoundWeights | None) -> None:
+        """Take the steps of the round that was read and its weights, none if it was skipped."""
+
+    def learnt(self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray]) -> None:
+        """Take which rows of a closed round each step is fitted on, (n,) each."""
+
+
+@final
 @dataclass(slots=True, eq=False)
-class LogRecord:
+class Record(Observer):
     """What happened on the way: where probabilities came from, what was skipped."""
 
     rounds: int = 0
     replies: int = 0
-    weighed: int = 0
+    weighed_replies: int = 0
     skipped: dict[int, str] = field(default_factory=dict)
     sources: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -65,15 +98,29 @@ class LogRecord:
     refits: int = 0
     passes: int = 0
     left_out: int = 0  # replies without a weight
-    rows_left_out: int = 0  # rows of the ledger no fit has used, for want of values
+    rows_left_out: int = 0  # rows of the ledger no fit has used, because values are missing
     enrolled_effective: float = np.nan  # effective number of enrolled clients, calibrated
-    standings: int = 0  # times enrollment was fitted or calibrated
+    enrollments: int = 0  # times enrollment was fitted or calibrated
     enrollment: StageModel | None = None
     participation: dict[str, StageModel] = field(default_factory=dict)
 
-    def take(self, found: RoundWeights) -> None:
+    def enrolled(self, weighing: Weighing) -> None:
+        """Count a change of enrollment."""
+        state = weighing.state
+        self.enrollments += 1
+        self.enrollment = state.model
+        if state.note:
+            self.notes[state.note] += 1
+        if weighing.enrollment_weights is not None:
+            inside = weighing.enrollment_weights[state.enrolled]
+            self.enrolled_effective = effective_sample_size(inside)
+
+    def weighed(self, steps: Sequence[StepRows], found: RoundWeights | None) -> None:
         """Count a round's weights."""
-        self.weighed += len(found.weights)
+        del steps
+        if found is None:
+            return
+        self.weighed_replies += len(found.weights)
         self.negative += found.negative
         self.trimmed += 0 if found.trimming is None else found.trimming.changed
         if found.note:
@@ -90,13 +137,21 @@ class LogRecord:
             self.effective.append(effective_sample_size(found.weights))
         self.totals.append(found.total)
 
+    def add_fits(self, learner: Participation) -> None:
+        """Count the fits of a learner."""
+        self.refits += sum(step.fits for step in learner.steps)
+        self.passes += sum(step.passes for step in learner.steps)
+        self.rows_left_out += sum(step.left_out for step in learner.steps)
+        self.notes.update(learner.notes)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without the models."""
-        plain = ("rounds", "replies", "weighed", "negative", "trimmed", "refits", "passes",
-                 "left_out", "rows_left_out")  # fmt: skip
+        plain = ("rounds", "replies", "negative", "trimmed", "refits", "passes", "left_out",
+                 "rows_left_out")  # fmt: skip
         return {
             **{name: getattr(self, name) for name in plain},
-            "enrollment_fits": self.standings,
+            "weighed": self.weighed_replies,
+            "enrollment_fits": self.enrollments,
             "skipped": {str(k): v for k, v in self.skipped.items()},
             "sources": dict(self.sources),
             "notes": dict(self.notes),
@@ -112,126 +167,63 @@ def _number(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-class Watch(Protocol):
-    """Told of a replay as it goes on; it changes nothing."""
+@final
+class RoundRun:
+    """One weigher led through rounds, from a ledger or as they happen, with its observers."""
 
-    def read(self, index: int, table: pl.DataFrame, rows: IntArray) -> None:
-        """Take a round as it stands in the ledger, and the members behind its rows, (n,)."""
-        ...
+    def __init__(
+        self, weigher: Weigher, method: str, record: Record, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.weigher, self.method, self.record = weigher, method, record
+        self._observers = (record, *observers)
+        self._round: Round | None = None
 
-    def enrolled(self, standing: Standing, scheme: Scheme) -> None:
-        """Take enrollment as it stands from this round on."""
-        ...
+    @property
+    def weighing(self) -> Weighing:
+        """The method at the present enrollment."""
+        return self.weigher.weighings[self.method]
 
-    def weighed(self, steps: Sequence[StepRows], found: RoundWeights | None) -> None:
-        """Take the steps of the round that was read and its weights, none if it was skipped."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Replay:
-    """One weigher, its enrollment renewed whenever somebody joins or leaves."""
-
-    people: People
-    plan: LogPlan
-    record: LogRecord
-    participation: LoggedParticipation
-    watch: Watch | None = None
-    weigher: Weigher | None = None
-    source: Logged | None = None
-    scheme: Scheme | None = None
-    present: BoolArray | None = None
-    index: int = 0  # of the open round
-    empty: bool = False  # whether nobody is enrolled in it
-
-    def round(self, opening: RoundOpening, replied: BoolArray) -> pl.DataFrame | None:
-        """Return the table of a round, none if nothing in it can be weighed."""
-        self.open(opening)
-        found = self.weights(replied)
-        self.close(replied, found)
-        return None if found is None else self.table(found)
-
-    def open(self, opening: RoundOpening) -> None:
-        """Take a round's rows."""
-        assert opening.table is not None
-        assert opening.rows is not None
-        present = np.zeros(self.people.members.size, dtype=np.bool_)
-        present[opening.rows] = True
-        self.index, self.empty = opening.index, not present.any()
+    def open(self, round_: Round) -> None:
+        """Open a round."""
+        before = self.weigher.enrollments
+        self.weigher.open(round_)
+        self._round = round_
         self.record.rounds += 1
-        if self.empty:  # nobody was enrolled; time goes on
-            self.record.skipped[opening.index] = "nobody is enrolled"
-            self.participation.open(opening.table, opening.rows)
-            return
-        if self.present is None or not np.array_equal(present, self.present):
-            self._enroll(present, opening.index)
-        assert self.weigher is not None
-        self.weigher.open(opening)
+        if self.weigher.enrollments > before:
+            for observer in self._observers:
+                observer.enrolled(self.weighing)
 
-    def weights(self, replied: BoolArray) -> RoundWeights | None:
+    def weigh(self, replied: BoolArray) -> RoundWeights | None:
         """Return the weights of the open round's replies, none if nothing can be weighed."""
-        if self.empty:
-            return None
-        assert self.weigher is not None
-        if not replied.any():
-            self.record.skipped[self.index] = "nobody replied"
-            return None
+        assert self._round is not None
         try:
-            return self.weigher.weights(replied)[self.plan.method.name]
-        except EmptyRoundError:
-            self.record.skipped[self.index] = "no reply has all the values needed"
+            return self.weigher.weigh(replied)[self.method]
+        except EmptyRoundError as error:
+            self.record.skipped[self._round.index] = str(error)
             return None
 
-    def close(self, replied: BoolArray, found: RoundWeights | None) -> None:
-        """Take the replies of the open round, and the weights they were given."""
-        if self.watch is not None:
-            steps = () if self.empty else self.participation.step_rows(replied)
-            self.watch.weighed(steps, found)
-        if self.empty:
-            self.participation.close(replied)
-            return
-        assert self.weigher is not None
-        assert self.source is not None
-        self.weigher.close(replied)
+    def close(
+        self, replied: BoolArray, found: RoundWeights | None, table: pl.DataFrame | None = None
+    ) -> None:
+        """Close the round with the weights its replies were given."""
+        opened = self._round
+        assert opened is not None
+        steps: Sequence[StepRows] = ()
+        if len(opened.rows) and any(observer.wants_steps for observer in self._observers):
+            steps = self.weigher.participation.step_rows(replied)
+        for observer in self._observers:
+            observer.weighed(steps, found)
+        taken = self.weigher.close(replied)
         self.record.replies += int(replied.sum())
-        self.record.left_out = self.source.left_out
-        if found is not None:
-            self.record.take(found)
+        self.record.left_out = self.weigher.left_out
+        if table is not None and taken:
+            for observer in self._observers:
+                observer.learnt(opened, table, taken)
 
-    def _enroll(self, present: BoolArray, index: int) -> None:
-        try:
-            standing: Standing = self.people.at(present, self.plan.method)
-        except (SeparationError, NotConvergedError) as error:
-            if not self.people.members.changes:
-                raise
-            raise InputError(
-                f"Enrollment as it stood in round {index} ({int(present.sum())} clients) cannot be "
-                f"fitted: {error}"
-            ) from error
-        self.present = present
-        self.scheme = self.plan.method.scheme_for(standing.facts)
-        self.record.standings += 1
-        self.record.enrollment = standing.model
-        if standing.note:
-            self.record.notes[standing.note] += 1
-        if _calibrated(self.scheme):
-            enrolled = enrollment_weights_of(self.scheme)[standing.units.enrolled]
-            self.record.enrolled_effective = effective_sample_size(enrolled)
-        if self.weigher is None or self.source is None:
-            self.source = Logged(standing.units, self.participation)
-            schemes = {self.plan.method.name: self.scheme}
-            self.weigher = Weigher(self.source, schemes, trim=self.plan.trim)
-        else:
-            self.source.units = standing.units
-            self.weigher.schemes[self.plan.method.name] = self.scheme
-        if self.watch is not None:
-            self.watch.enrolled(standing, self.scheme)
-
-    def table(self, found: RoundWeights) -> pl.DataFrame:
+    def table(self, found: RoundWeights, members: Members) -> pl.DataFrame:
         """Return probabilities and weights, one row per reply."""
-        replies = found.replies
-        ids = self.people.members.frame[ID][replies.rows]
-        assert self.scheme is not None
+        replies, q = found.replies, self.weighing.enrollment_weights
+        ids = members.frame[ID][replies.rows]
         made = {
             ID: ids,
             ROUND: np.full(len(ids), replies.index, dtype=np.int64),
@@ -240,23 +232,136 @@ class Replay:
             "inclusion_prob": replies.inclusion_prob,
             "weight": found.weights,
         }
-        if _calibrated(self.scheme):
-            made["enrollment_weight"] = enrollment_weights_of(self.scheme)[replies.rows]
+        if q is not None:
+            made["enrollment_weight"] = q[replies.rows]
         return pl.DataFrame(made).with_columns(
             pl.col("enrollment_prob", "inclusion_prob").fill_nan(None)
         )
 
 
-def _calibrated(scheme: Scheme) -> bool:
-    if isinstance(scheme, Hajek | Greg):
-        return _calibrated(scheme.inner)
-    return isinstance(scheme, Calibrated)
+@final
+class Replay:
+    """The rounds of a ledger, weighed as they would have been while they happened.
+
+    Iterating yields one table per round with replies: probabilities and weights, one row per reply.
+    The ledger is read once, twice where participation is fitted on all rounds. What cannot be
+    weighed is skipped and recorded.
+
+    Parameters
+    ----------
+    stage
+        What is known of enrollment.
+    ledger
+        Closed rounds.
+    plan
+        Method, formulas and how to fit.
+    observers
+        Receive every round beside the weights.
+    progress
+        Receives rounds done and rounds in all.
+    """
+
+    def __init__(
+        self,
+        stage: EnrollmentStage,
+        ledger: Ledger,
+        plan: Plan,
+        *,
+        observers: Sequence[Observer] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        stage.require(plan.method.needs)
+        ledger.require_rounds()
+        self.stage, self.ledger, self.plan = stage, ledger, plan
+        self._observers, self._progress = tuple(observers), progress
+        self._done, self._todo = 0, len(ledger.rounds)
+        self.learner: Participation | None = None  # that has seen all rounds, once they are read
+        self.record = Record()
+
+    def __iter__(self) -> Iterator[pl.DataFrame]:
+        """Yield the table of each round with replies."""
+        plan, record = self.plan, self.record
+        clients, places = self.stage.members, None
+        if plan.collapsed:
+            clients, places = CollapsedParticipation.everyone(self.stage.population)
+        steps = participation_steps(
+            self.ledger, clients, plan.formulas, plan.models, in_one=plan.collapsed
+        )
+        models, certain = plan.models, frozenset[str]()
+        if plan.settings.window is Window.POOLED and models is None:
+            self._todo *= 2
+            learner = Participation(clients, steps, plan.settings, scratch=plan.scratch)
+            self._learn(_source(learner, places))
+            self.learner, models = learner, learner.pooled(certain=True)
+            certain = frozenset(step.name for step in steps) - set(models)
+            record.add_fits(self.learner)
+        learner = Participation(
+            clients, steps, plan.settings, models=models, certain=certain, scratch=plan.scratch
+        )
+        weigher = Weigher(
+            StagedEnrollment(self.stage, plan.method), _source(learner, places),
+            {plan.method.name: plan.method},
+        )  # fmt: skip
+        run = RoundRun(weigher, plan.method.name, record, self._observers)
+        for round_, table in self._rounds():
+            for observer in self._observers:
+                observer.read(round_, table)
+            replied = table[REPLIED].to_numpy()
+            run.open(round_)
+            found = run.weigh(replied)
+            run.close(replied, found, table)
+            self._count()
+            if found is not None:
+                yield run.table(found, self.stage.members)
+        record.add_fits(learner)
+        record.participation = learner.fitted()
+        if not learner.models:
+            self.learner = learner
+
+    def learn(self) -> Participation:
+        """Read the ledger once and return a learner that has seen all rounds, without weights."""
+        plan, members = self.plan, self.stage.members
+        steps = participation_steps(self.ledger, members, plan.formulas)
+        settings = replace(plan.settings, window=Window.POOLED, last=None)
+        self.learner = Participation(members, steps, settings, scratch=plan.scratch)
+        self._learn(self.learner)
+        return self.learner
+
+    def _learn(self, source: ParticipationSource) -> None:
+        """Let a source learn from all rounds."""
+        for round_, table in self._rounds():
+            source.open(round_)
+            taken = source.close(table[REPLIED].to_numpy())
+            for observer in self._observers:
+                observer.learnt(round_, table, taken)
+            self._count()
+
+    def _rounds(self) -> Iterator[tuple[Round, pl.DataFrame]]:
+        return ledger_rounds(self.ledger, self.stage.members)
+
+    def _count(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._todo)
 
 
-def check_present(members: Members, rows: IntArray, enrolled: BoolArray, where: str) -> None:
-    """Raise unless a round has one row for each client enrolled then, and no other."""
-    early = rows[~enrolled[rows]]
-    ids = members.frame[ID]
+def _source(learner: Participation, places: IntArray | None) -> ParticipationSource:
+    return learner if places is None else CollapsedParticipation(learner, places)
+
+
+def ledger_rounds(ledger: Ledger, members: Members) -> Iterator[tuple[Round, pl.DataFrame]]:
+    """Yield each round of a ledger and its table, checked against who was enrolled then."""
+    for index, table in zip(ledger.rounds, ledger, strict=True):
+        yield coming_round(table.drop(AFTERWARDS, strict=False), index, members, ledger), table
+
+
+def coming_round(table: pl.DataFrame, index: int, members: Members, ledger: Ledger) -> Round:
+    """Return a round before its replies, or raise if it lists others than the enrolled."""
+    where = f"{ledger.directory} round {index}"
+    rows = members.rows_of(table[ID], where)
+    moment = table[OPENED_AT][0] if OPENED_AT in table.columns and table.height else None
+    enrolled = members.present(index, moment)
+    early, ids = rows[~enrolled[rows]], members.frame[ID]
     if early.size:
         raise InputError(
             f"{where}: {early.size} client(s) have a row but were not enrolled then: "
@@ -271,3 +376,4 @@ def check_present(members: Members, rows: IntArray, enrolled: BoolArray, where: 
             f"{some(ids[absent].to_list())}. A round lists every enrolled client; add those that "
             "were not invited, or say when clients join and leave (enrolled_from, enrolled_until)."
         )
+    return Round(index=index, rows=rows, table=table)

@@ -1,80 +1,59 @@
-"""Where probabilities come from: two fitted stages, the truth, or one collapsed model."""
+"""Participation probabilities that are not learnt from rounds: none, true ones, one model for all.
+
+The learner is :class:`fedipw.selection.participation.Participation`; these stand in its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
+import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import check_rows
-from fedipw.selection import ParticipationModel, Source
-from fedipw.weighting.rounds import RoundOpening, RoundReplies
+from fedipw.selection.participation import Participation, ReplyProb, Source, StepRows
+from fedipw.tables.columns import (
+    AVAILABLE,
+    ENROLLED,
+    FROM,
+    ID,
+    INVITE_PROB,
+    INVITED,
+    OPENED_AT,
+    ROUND,
+    UNTIL,
+)
+from fedipw.tables.ledger import Round
+from fedipw.tables.population import Members, Population
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
-    from fedipw.selection import EnrollmentFit
-    from fedipw.tables.population import Population
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+
+_NO_COVARIATES = {ID, ROUND, INVITED, AVAILABLE, INVITE_PROB, OPENED_AT}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Units:
-    """The N clients of a table and which of them are enrolled (n of them)."""
+class ParticipationSource(Protocol):
+    """Participation probabilities of rounds as they open and close."""
 
-    unit_ids: IdArray  # (N,)
-    sample_counts: IntArray  # (N,)
-    enrolled: BoolArray  # (N,)
-    enrollment_prob: FloatArray  # (N,), read only where needed
-    static: FloatArray  # (N, q_z) covariates that do not change from round to round
-
-    def __post_init__(self) -> None:
-        check_rows(
-            len(self.unit_ids),
-            sample_counts=self.sample_counts,
-            enrolled=self.enrolled,
-            enrollment_prob=self.enrollment_prob,
-            static=self.static,
-        )
-
-    def replies(
-        self, index: int, rows: IntArray, participation_prob: FloatArray, source: Source
-    ) -> RoundReplies:
-        """Return what is known of the clients in ``rows`` of the table."""
-        return RoundReplies(
-            index=index,
-            unit_ids=self.unit_ids[rows],
-            rows=rows,
-            enrollment_prob=self.enrollment_prob[rows],
-            participation_prob=participation_prob,
-            sample_counts=self.sample_counts[rows],
-            source=source,
-        )
-
-
-class Propensities(Protocol):
-    """A source of both stages' probabilities, told of each round as it opens and closes."""
-
-    @property
-    def units(self) -> Units:
-        """The table behind it."""
-        ...
-
-    def open(self, opening: RoundOpening) -> None:
+    def open(self, round_: Round) -> None:
         """Take what is known before a round."""
         ...
 
-    def replies(self, replied: BoolArray) -> RoundReplies:
-        """Return what is known of those who replied; ``replied`` is (n,) over the enrolled."""
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return the probabilities of the replies; ``replied`` (n,) is over the round's rows."""
         ...
 
-    def close(self, replied: BoolArray) -> None:
-        """Take the replies of the round, (n,)."""
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return the fitted steps of the open round with all rows that could pass them."""
         ...
 
-    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
-        """Return all N units as if all had replied; simulations only, (N, q) and (N,)."""
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
+        """Take the replies of the round, (n,); return which rows each step is fitted on."""
+        ...
+
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return the probability of any clients in the open round, as if all were asked, (m,)."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -86,30 +65,26 @@ class Propensities(Protocol):
         ...
 
 
-@final
-class Unmodelled:
-    """No probabilities at all, for schemes that read none; both stages stand as 1."""
+class _Fixed:
+    """A source that learns nothing."""
 
-    def __init__(self, units: Units) -> None:
-        self.units, self._rows, self._index = units, np.flatnonzero(units.enrolled), 0
+    def __init__(self) -> None:
+        self._open: Round | None = None
 
-    def open(self, opening: RoundOpening) -> None:
+    def open(self, round_: Round) -> None:
         """Take what is known before a round."""
-        self._index = opening.index
+        self._open = round_
 
-    def replies(self, replied: BoolArray) -> RoundReplies:
-        """Return who replied."""
-        rows = self._rows[replied]
-        return self.units.replies(self._index, rows, np.ones(len(rows)), Source.NONE)
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return nothing: nothing is fitted."""
+        del replied
+        return ()
 
-    def close(self, replied: BoolArray) -> None:
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
         """Learn nothing."""
-
-    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
-        """Return all units."""
-        del covariates
-        ones = np.ones_like(true_prob)
-        return self.units.replies(self._index, np.arange(len(ones)), ones, Source.NONE)
+        del replied
+        self._open = None
+        return ()
 
     def state(self) -> dict[str, Any]:
         """Return nothing: nothing is learnt."""
@@ -120,164 +95,137 @@ class Unmodelled:
 
 
 @final
-class TwoStage:
-    """FedIPW's own source: fitted enrollment and a participation model of the enrolled."""
+class NoParticipation(_Fixed):
+    """No probabilities at all, for methods that read none; they stand as 1."""
 
-    @classmethod
-    def of(
-        cls, population: Population, enrollment: EnrollmentFit, columns: Sequence[str]
-    ) -> TwoStage:
-        """Return a source from a table and its enrollment fit.
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return ones."""
+        count = int(np.count_nonzero(replied))
+        return ReplyProb(np.ones(count), np.ones(count, dtype=np.bool_), Source.NONE)
 
-        Participation is fitted on all covariates of the table and on ``columns``, the pre-round
-        covariates of each round; every client counts for one sample.
-        """
-        static = population.matrix()
-        units = Units(
-            unit_ids=population.unit_ids,
-            sample_counts=np.ones(population.size, dtype=np.int64),
-            enrolled=population.enrolled,
-            enrollment_prob=enrollment.prob,
-            static=static,
-        )
-        enrolled = static[population.enrolled]
-        return cls(units, ParticipationModel(enrolled, population.covariates, columns))
-
-    def __init__(self, units: Units, participation: ParticipationModel) -> None:
-        self.units, self._participation = units, participation
-        self._rows, self._index = np.flatnonzero(units.enrolled), 0
-        self._prob = np.ones(len(self._rows))
-        self._source = Source.PAST_RATE
-
-    def open(self, opening: RoundOpening) -> None:
-        """Take what is known before a round."""
-        self._index = opening.index
-        self._participation.open(opening.matrix())
-
-    def replies(self, replied: BoolArray) -> RoundReplies:
-        """Return what is known of those who replied."""
-        self._prob, self._source = self._participation.prob(replied)
-        rows = self._rows[replied]
-        return self.units.replies(self._index, rows, self._prob[replied], self._source)
-
-    def close(self, replied: BoolArray) -> None:
-        """Take the replies of the round."""
-        self._participation.close(replied)
-
-    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
-        """Return all units under the present fits."""
-        del true_prob
-        prob = self._participation.elsewhere(self.units.static, covariates)
-        prob[self._rows] = self._prob  # the enrolled keep their own, cross-fitted or not
-        return self.units.replies(self._index, np.arange(len(prob)), prob, self._source)
-
-    def state(self) -> dict[str, Any]:
-        """Return the participation model's state."""
-        return self._participation.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Put a saved state back."""
-        self._participation.restore(state)
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return ones, (m,)."""
+        return np.ones(len(round_.rows))
 
 
 @final
-class Known:
+class TrueParticipation(_Fixed):
     """True probabilities, as only a simulation has them (the oracle)."""
 
-    def __init__(self, units: Units) -> None:
-        self.units, self._rows = units, np.flatnonzero(units.enrolled)
-        self._opening: RoundOpening | None = None
-
-    def open(self, opening: RoundOpening) -> None:
+    def open(self, round_: Round) -> None:
         """Take what is known before a round."""
-        if opening.participation_prob is None:
-            raise InputError(
-                "The oracle needs true participation probabilities; a trace or a log has none. "
-                "Use an estimated scheme."
-            )
-        self._opening = opening
+        _known(round_)
+        super().open(round_)
 
-    def replies(self, replied: BoolArray) -> RoundReplies:
-        """Return what is known of those who replied."""
-        if self._opening is None or self._opening.participation_prob is None:
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return the true probabilities of the replies."""
+        if self._open is None:
             raise InputError("No round is open.")
-        prob = self._opening.participation_prob[replied]
-        return self.units.replies(self._opening.index, self._rows[replied], prob, Source.KNOWN)
+        prob = _known(self._open)[replied]
+        return ReplyProb(prob, np.ones(len(prob), dtype=np.bool_), Source.KNOWN)
 
-    def close(self, replied: BoolArray) -> None:
-        """Learn nothing: everything is known."""
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return the true probabilities, (m,)."""
+        return _known(round_)
 
-    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
-        """Return all units with their true probabilities."""
-        del covariates
-        index = 0 if self._opening is None else self._opening.index
-        return self.units.replies(index, np.arange(len(true_prob)), true_prob, Source.KNOWN)
 
-    def state(self) -> dict[str, Any]:
-        """Return nothing: nothing is learnt."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Put back nothing."""
+def _known(round_: Round) -> FloatArray:
+    if round_.participation_prob is None:
+        raise InputError(
+            "The oracle needs true participation probabilities; a trace or a log has none. "
+            "Use an estimated scheme."
+        )
+    return round_.participation_prob
 
 
 @final
-class Collapsed:
+class CollapsedParticipation:
     """One model of P(A = 1 | Z, X) over the whole population: the misspecified comparison.
 
-    X of a client that never enrolled does not exist; it is filled with the mean of the enrolled
-    clients' X of the round. ``enrollment_prob`` is 1 and ``participation_prob`` the one model's.
+    X of a client that is not enrolled does not exist; it is filled with the round's mean of a
+    number and the round's most frequent value of anything else, and so is X of an enrolled client
+    that was not observed. The whole population is held in memory.
+
+    Parameters
+    ----------
+    learner
+        Over everybody.
+    places
+        Where the clients that rounds list are among everybody, (n,).
     """
 
-    def __init__(self, units: Units, model: ParticipationModel) -> None:
-        self.units, self._model = units, model
-        self._rows, self._index = np.flatnonzero(units.enrolled), 0
-        self._source = Source.PAST_RATE
+    def __init__(self, learner: Participation, places: IntArray) -> None:
+        self.learner, self._places = learner, places
+        self._listed = 0
 
-    def open(self, opening: RoundOpening) -> None:
+    @classmethod
+    def everyone(cls, population: Population) -> tuple[Members, IntArray]:
+        """Return all clients of a table, and where those enrolled at some time are."""
+        table = population.everyone("collapsed")
+        frame = table.collect(table.scan())
+        places = np.flatnonzero(frame[ENROLLED].to_numpy())
+        return Members(frame.drop(ENROLLED, FROM, UNTIL, strict=False)), places
+
+    def open(self, round_: Round) -> None:
         """Take what is known before a round and fill the rest."""
-        self._index = opening.index
-        known = opening.matrix()
-        filled = np.tile(known.mean(axis=0), (len(self.units.unit_ids), 1))
-        filled[self._rows] = known
-        self._model.open(filled)
+        self._listed = len(round_.rows)
+        self.learner.open(self.filled(round_))
 
-    def replies(self, replied: BoolArray) -> RoundReplies:
-        """Return what is known of those who replied."""
-        prob, self._source = self._model.prob(self._everywhere(replied))
-        rows = self._rows[replied]
-        return self._units_replies(rows, prob[rows])
+    def filled(self, round_: Round) -> Round:
+        """Return a round with rows for everybody: those listed first."""
+        inside = self._places[round_.rows]
+        outside = np.setdiff1d(np.arange(self.learner.members.size), inside)
+        table, schema = round_.table, round_.table.schema
+        if table.width:
+            filler = table.select(_fill(name, kind) for name, kind in schema.items())
+            known = table.with_columns(
+                pl.col(n).fill_null(filler[n][0]) for n in schema if n not in _NO_COVARIATES
+            )
+            others = pl.concat([filler] * len(outside)) if len(outside) else filler.clear()
+            table = pl.concat([known, others])
+        return Round(index=round_.index, rows=np.concatenate([inside, outside]), table=table)
 
-    def close(self, replied: BoolArray) -> None:
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return the probabilities of the replies."""
+        return self.learner.prob(self._spread(replied))
+
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return the one step with a row for everybody."""
+        return self.learner.step_rows(self._spread(replied))
+
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
         """Take the replies of the round."""
-        self._model.close(self._everywhere(replied))
+        return self.learner.close(self._spread(replied))
 
-    def everyone(self, covariates: FloatArray, true_prob: FloatArray) -> RoundReplies:
-        """Return all units under the one model, with their own X (simulations have it)."""
-        del true_prob
-        prob = self._model.elsewhere(self.units.static, covariates)
-        return self._units_replies(np.arange(len(prob)), prob)
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return the one model's probabilities, each client with its own X, (m,)."""
+        moved = Round(index=round_.index, rows=self._places[round_.rows], table=round_.table)
+        return self.learner.predicted(moved)
 
-    def _units_replies(self, rows: IntArray, prob: FloatArray) -> RoundReplies:
-        return RoundReplies(
-            index=self._index,
-            unit_ids=self.units.unit_ids[rows],
-            rows=rows,
-            enrollment_prob=np.ones(len(rows)),
-            participation_prob=prob,
-            sample_counts=self.units.sample_counts[rows],
-            source=self._source,
-        )
-
-    def _everywhere(self, replied: BoolArray) -> BoolArray:
-        out = np.zeros(len(self.units.unit_ids), dtype=bool)
-        out[self._rows] = replied
+    def _spread(self, replied: BoolArray) -> BoolArray:
+        out = np.zeros(self.learner.members.size, dtype=np.bool_)
+        out[: self._listed] = replied
         return out
 
     def state(self) -> dict[str, Any]:
         """Return the model's state."""
-        return self._model.state()
+        return self.learner.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
-        self._model.restore(state)
+        self.learner.restore(state)
+
+
+def _fill(name: str, kind: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    if name in {INVITED, AVAILABLE}:
+        return pl.lit(False).alias(name)
+    if name == INVITE_PROB:
+        return pl.lit(None, dtype=kind).alias(name)
+    if name in {ROUND, ID, OPENED_AT}:
+        return column.first()
+    if kind.is_float():
+        return column.fill_nan(None).mean().cast(kind)
+    if kind.is_numeric():
+        return column.mean().round().cast(kind)
+    return column.drop_nulls().mode().sort().first()

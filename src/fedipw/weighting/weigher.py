@@ -1,113 +1,342 @@
-"""The weigher: told of each round before it opens and after it closes, it hands out weights."""
+"""The weigher, and the values it takes and gives: one weight per reply, for every engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, final
 
-from fedipw.errors import InputError
+import numpy as np
+
+from fedipw.errors import EmptyRoundError, InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_rows
-from fedipw.weighting.functions import trimmed
-from fedipw.weighting.rounds import RoundOpening, RoundReplies, RoundWeights
-from fedipw.weighting.schemes import Scheme, weighed
+from fedipw.selection.enrollment import EnrollmentFit
+from fedipw.selection.participation import Source
+from fedipw.tables.columns import ID
+from fedipw.weighting.balance import Balance
+from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray
-    from fedipw.weighting.sources import Propensities
+    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.selection.saved import StageModel
+    from fedipw.tables.ledger import Round
+    from fedipw.weighting.functions import TrimReport
+    from fedipw.weighting.pipeline import Method, Weighing
+    from fedipw.weighting.sources import ParticipationSource
 
 
-class _Phase(Enum):
-    BETWEEN = "between rounds"
-    OPEN = "open"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnrollmentState:
+    """Enrollment at one time: n clients of a table, who is enrolled, and with which probability."""
+
+    unit_ids: IdArray  # (n,)
+    sample_counts: IntArray  # (n,)
+    enrolled: BoolArray  # (n,)
+    prob: FloatArray  # (n,), NaN where not known
+    population_size: float  # N, NaN where not known
+    balance: Balance | None = None  # the covariates and their population means
+    rich: Balance | None = None  # covariates, squares and products
+    true_prob: FloatArray | None = None  # (n,) in simulations
+    model: StageModel | None = None
+    note: str = ""  # why there is no model, where one was asked for
+
+    def __post_init__(self) -> None:
+        check_rows(
+            len(self.unit_ids), sample_counts=self.sample_counts, enrolled=self.enrolled,
+            prob=self.prob,
+        )  # fmt: skip
+
+    @property
+    def enrolled_size(self) -> float:
+        """Number of enrolled clients, N_enr."""
+        return float(np.count_nonzero(self.enrolled))
+
+    def balance_for(self, method: str, kind: str) -> Balance:
+        """Return the balance columns a method needs, or raise if they are not known."""
+        found = self.rich if kind == "rich" else self.balance
+        if found is None:
+            raise InputError(f"{method} needs population means of the covariates.")
+        return found
+
+    def replies(
+        self, index: int, rows: IntArray, participation_prob: FloatArray, source: Source
+    ) -> Replies:
+        """Return what is known of the clients in ``rows`` of the table."""
+        return Replies(
+            index=index,
+            unit_ids=self.unit_ids[rows],
+            rows=rows,
+            enrollment_prob=self.prob[rows],
+            participation_prob=participation_prob,
+            sample_counts=self.sample_counts[rows],
+            source=source,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replies:
+    """What is known of the clients that replied in a round; row i is one of them."""
+
+    index: int
+    unit_ids: IdArray  # (m,)
+    rows: IntArray  # (m,) rows of the table behind them
+    enrollment_prob: FloatArray  # (m,)
+    participation_prob: FloatArray  # (m,)
+    sample_counts: IntArray  # (m,)
+    source: Source  # where the participation probabilities came from
+
+    def __post_init__(self) -> None:
+        rows = {
+            len(self.unit_ids),
+            len(self.rows),
+            len(self.enrollment_prob),
+            len(self.participation_prob),
+            len(self.sample_counts),
+        }
+        if len(rows) != 1:
+            raise InputError(f"round {self.index}: fields disagree on rows: {sorted(rows)}")
+        if rows == {0}:
+            raise EmptyRoundError("no reply has all the values needed")
+
+    @property
+    def inclusion_prob(self) -> FloatArray:
+        r"""The product of the two stages, :math:`p = \pi^{enr} \pi^{part}` (S1), (m,)."""
+        return self.enrollment_prob * self.participation_prob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundWeights:
+    """The weights of a round's replies under one method, and what its guard changed."""
+
+    replies: Replies
+    weights: FloatArray  # (m,), 1/N included
+    trimming: TrimReport | None = None
+    note: str = ""  # what the method could not do in this round
+
+    @property
+    def negative(self) -> int:
+        """Number of negative weights, which linear calibration and GREG can give."""
+        return int((self.weights < 0.0).sum())
+
+    @property
+    def total(self) -> float:
+        """Sum of weights: 1 on average for Horvitz–Thompson, 1 exactly for untrimmed Hájek."""
+        return float(self.weights.sum())
+
+    @property
+    def effective_replies(self) -> float:
+        """Effective sample size of the round (W10)."""
+        return effective_sample_size(self.weights) if self.weights.any() else 0.0
+
+
+class EnrollmentSource(Protocol):
+    """Enrollment as it is when some of n clients are enrolled."""
+
+    @property
+    def clients(self) -> int:
+        """Number of clients that may be enrolled, n."""
+        ...
+
+    def at(self, present: BoolArray) -> EnrollmentState:
+        """Return enrollment when these are enrolled, (n,)."""
+        ...
+
+
+@final
+class StagedEnrollment:
+    """Enrollment as a stage knows it, with what some methods need of it."""
+
+    def __init__(self, stage: EnrollmentStage, *methods: Method) -> None:
+        self.stage = stage
+        self._needs = [method.needs for method in methods]
+        for needs in self._needs:
+            stage.require(needs)
+
+    @property
+    def clients(self) -> int:
+        """Everybody who is enrolled at some time."""
+        return self.stage.members.size
+
+    def at(self, present: BoolArray) -> EnrollmentState:
+        """Return enrollment when these members are enrolled."""
+        members = self.stage.members
+        if any(needs.everyone for needs in self._needs):  # enrollment is no stage of its own
+            everybody = np.ones(members.size, dtype=np.bool_)
+            fit = EnrollmentFit(prob=np.ones(members.size), known=everybody)
+        else:
+            fit = self.stage.fitted(present, required=any(n.probabilities for n in self._needs))
+        enrolled, prob = present & fit.known, fit.prob
+        size, kinds = self.stage.size, {needs.balance for needs in self._needs}
+        balances = {
+            kind: Balance.of(self.stage.balance(kind, enrolled), enrolled, size)
+            for kind in kinds
+            if kind
+        }
+        return EnrollmentState(
+            unit_ids=members.frame[ID].to_numpy(),
+            sample_counts=np.ones(members.size, dtype=np.int64),
+            enrolled=enrolled,
+            prob=prob,
+            population_size=np.nan if size is None else float(size),
+            model=fit.model,
+            note=fit.note,
+            balance=balances.get("main"),
+            rich=balances.get("rich"),
+        )
+
+
+@final
+class FixedEnrollment:
+    """Enrollment that was drawn once and does not change."""
+
+    def __init__(self, state: EnrollmentState) -> None:
+        self._state = state
+
+    @property
+    def clients(self) -> int:
+        """All clients of the table."""
+        return len(self._state.unit_ids)
+
+    def at(self, present: BoolArray) -> EnrollmentState:
+        """Return the state, for those who are enrolled in it."""
+        if not np.array_equal(present, self._state.enrolled):
+            raise InputError("Rounds must list every enrolled client, and nobody else.")
+        return self._state
 
 
 @final
 class Weigher:
-    """Weights of a round's replies under one or more schemes that share their probabilities.
+    """Weights of a round's replies under one or more methods that share their probabilities.
 
     Every engine uses it the same way, round after round:
 
     1. ``open`` with what is known before the round;
-    2. ``weights`` with who replied, unless nobody did;
+    2. ``weigh`` with who replied;
     3. ``close`` with who replied.
 
     Parameters
     ----------
-    propensities
-        The source of probabilities.
-    schemes
-        Schemes by name.
-    trim
-        Cut weights at this multiple of the round's mean weight (W7); off by default.
+    enrollment
+        Who is enrolled, with which probability; asked again whenever somebody joins or leaves.
+    participation
+        The source of participation probabilities.
+    methods
+        Methods by name.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from fedipw.weighting import HorvitzThompson, Known, RoundOpening
-    >>> from fedipw.weighting.sources import Units
-    >>> units = Units(unit_ids=np.array(["a", "b", "c"]), sample_counts=np.ones(3, dtype=int),
-    ...               enrolled=np.array([True, True, False]), static=np.empty((3, 0)),
-    ...               enrollment_prob=np.array([0.5, 0.8, 0.5]))
-    >>> weigher = Weigher(Known(units), {"oracle": HorvitzThompson(3)})
-    >>> weigher.open(RoundOpening(index=1, covariates=np.empty((2, 0)),
-    ...                           participation_prob=np.array([0.4, 0.5])))
-    >>> weigher.weights(np.array([True, False]))["oracle"].weights  # 1 / (3 * 0.5 * 0.4)
+    >>> import polars as pl
+    >>> from fedipw.tables.ledger import Round
+    >>> from fedipw.weighting.methods import method_named
+    >>> from fedipw.weighting.sources import TrueParticipation
+    >>> state = EnrollmentState(unit_ids=np.array(["a", "b", "c"]), population_size=3.0,
+    ...                         sample_counts=np.ones(3, dtype=int), prob=np.array([0.5, 0.8, 0.5]),
+    ...                         enrolled=np.array([True, True, False]))
+    >>> weigher = Weigher(FixedEnrollment(state), TrueParticipation(),
+    ...                   {"oracle": method_named("oracle")})
+    >>> weigher.open(Round(index=1, rows=np.array([0, 1]), table=pl.DataFrame(),
+    ...                    participation_prob=np.array([0.4, 0.5])))
+    >>> weigher.weigh(np.array([True, False]))["oracle"].weights  # 1 / (3 * 0.5 * 0.4)
     array([1.66666667])
-    >>> weigher.close(np.array([True, False]))
+    >>> _ = weigher.close(np.array([True, False]))
     """
 
     def __init__(
         self,
-        propensities: Propensities,
-        schemes: Mapping[str, Scheme],
-        *,
-        trim: float | None = None,
+        enrollment: EnrollmentSource,
+        participation: ParticipationSource,
+        methods: Mapping[str, Method],
     ) -> None:
-        self.propensities, self.schemes, self.trim = propensities, dict(schemes), trim
-        self._phase = _Phase.BETWEEN
+        self.enrollment, self.participation = enrollment, participation
+        self.methods = dict(methods)
+        self.weighings: dict[str, Weighing] = {}  # at the present enrollment, by method
+        self.enrollments = 0  # times enrollment was fitted or calibrated
+        self.left_out = 0  # replies without a weight because values are missing
+        self._present: BoolArray | None = None
+        self._rows: IntArray | None = None  # of the last round with anybody
+        self._open: Round | None = None
 
-    def open(self, opening: RoundOpening) -> None:
+    @property
+    def enrolled(self) -> EnrollmentState:
+        """Enrollment as of the last round that was opened with anybody enrolled."""
+        if not self.weighings:
+            raise InputError("No round was opened yet.")
+        return next(iter(self.weighings.values())).state
+
+    def open(self, round_: Round) -> None:
         """Take what is known before a round."""
-        if self._phase is _Phase.OPEN:
-            raise InputError(f"Round {opening.index} opens while another is open: close it first.")
-        if opening.rows is None:
-            enrolled = int(self.propensities.units.enrolled.sum())
-            check_rows(enrolled, covariates=opening.matrix())
-        self.propensities.open(opening)
-        self._phase = _Phase.OPEN
+        if self._open is not None:
+            raise InputError(f"Round {round_.index} opens while another is open: close it first.")
+        if len(round_.rows) and round_.rows is not self._rows:
+            self._rows = round_.rows
+            present = round_.present(self.enrollment.clients)
+            if self._present is None or not np.array_equal(present, self._present):
+                self._enroll(present, round_.index)
+        self.participation.open(round_)
+        self._open = round_
 
-    def weights(self, replied: BoolArray) -> dict[str, RoundWeights]:
-        """Return each scheme's weights of the replies; ``replied`` is (n,) over the enrolled."""
-        self._require_open()
-        replies = self.propensities.replies(replied)
-        return {name: self._weighted(scheme, replies) for name, scheme in self.schemes.items()}
+    def _enroll(self, present: BoolArray, index: int) -> None:
+        try:
+            state = self.enrollment.at(present)
+        except (SeparationError, NotConvergedError) as error:
+            if present.all():
+                raise
+            raise InputError(
+                f"Enrollment as it stood in round {index} ({int(present.sum())} clients) cannot be "
+                f"fitted: {error}"
+            ) from error
+        self._present = present
+        self.weighings = {name: method.at(state) for name, method in self.methods.items()}
+        self.enrollments += 1
 
-    def close(self, replied: BoolArray) -> None:
-        """Take the replies of the round, none included."""
-        self._require_open()
-        self.propensities.close(replied)
-        self._phase = _Phase.BETWEEN
+    def weigh(self, replied: BoolArray) -> dict[str, RoundWeights]:
+        """Return each method's weights of the replies; ``replied`` (n,) is over the round's rows.
 
-    def _weighted(self, scheme: Scheme, replies: RoundReplies) -> RoundWeights:
-        weights, note = weighed(scheme, replies)
-        if not weights.any():
-            note = "no reply carries weight"
-        if self.trim is None:
-            return RoundWeights(replies=replies, weights=weights, note=note)
-        report = trimmed(weights, self.trim)
-        return RoundWeights(replies=replies, weights=report.weights, trimming=report, note=note)
+        Raises
+        ------
+        EmptyRoundError
+            If there is nothing to weigh: nobody is enrolled, nobody replied, or no reply has the
+            values a model needs.
+        """
+        opened = self._opened()
+        check_rows(len(opened.rows), replied=replied)
+        if not len(opened.rows):
+            raise EmptyRoundError("nobody is enrolled")
+        if not replied.any():
+            raise EmptyRoundError("nobody replied")
+        state, rows = self.enrolled, opened.rows[replied]
+        prob, known, source = self.participation.prob(replied)
+        known = known & state.enrolled[rows]  # in the enrollment stage too
+        if not known.all():
+            self.left_out += int((~known).sum())
+            prob, rows = prob[known], rows[known]
+        replies = state.replies(opened.index, rows, prob, source)
+        return {name: weighing.weighed(replies) for name, weighing in self.weighings.items()}
 
-    def _require_open(self) -> None:
-        if self._phase is not _Phase.OPEN:
-            raise InputError("No round is open: call open() first.")
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
+        """Take the replies of the round, none included; return which rows are fitted on."""
+        self._opened()
+        taken = self.participation.close(replied)
+        self._open = None
+        return taken
+
+    def everyone(self, round_: Round) -> Replies:
+        """Return clients of a round as if all had replied; simulations use it for limits."""
+        prob = self.participation.predicted(round_)
+        return self.enrolled.replies(round_.index, round_.rows, prob, Source.NONE)
+
+    def _opened(self) -> Round:
+        if self._open is None:
+            raise InputError("No round is open: call open(round) first.")
+        return self._open
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs; only between rounds."""
-        if self._phase is _Phase.OPEN:
+        if self._open is not None:
             raise InputError("A round is open: state is saved between rounds.")
-        return self.propensities.state()
+        return self.participation.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
-        self.propensities.restore(state)
+        self.participation.restore(state)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedipw.lab.scenario import Scenario
-from fedipw.selection import enrollment_fit
+from fedipw.selection.coded import table_model
 
 Vector = np.ndarray
 
@@ -27,11 +27,11 @@ class World:
         self.enrolled = [int(i) for i in np.flatnonzero(self.population.enrolled)]
         assert federation.enrollment_prob is not None
         self.true_enrollment = federation.enrollment_prob
-        self.fitted_enrollment = enrollment_fit(self.population, None).prob
+        self.fitted_enrollment = table_model(self.population.clients).prob(self.population.frame)[0]
         training = run.training
         self.eta, self.l2 = training.work.step_size, training.l2
         steps = training.steps
-        self.K = [training.work.steps] * self.population.size if steps is None else list(steps)
+        self.K = [training.work.steps] * self.population.listed if steps is None else list(steps)
         for _ in range(self.scenario.rounds):
             draw = federation.participation.advance()
             assert draw.participation_prob is not None

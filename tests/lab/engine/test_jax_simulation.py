@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedipw.errors import InputError
-from fedipw.lab.arrayclients import ArrayClients
+from fedipw.lab.clients import ArrayClients
 from fedipw.lab.engine import Simulation, Training
 from fedipw.lab.engine.jaxtrainer import JaxTrainer
 from fedipw.lab.scenario import Scenario

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import InputError
-from fedipw.lab.arrayclients import ArrayClients
-from fedipw.lab.clients import ClientData
+from fedipw.lab.clients import ArrayClients, ClientData
 from fedipw.lab.engine import LocalWork, LogisticTrainer, RoundWork
-from fedipw.lab.engine.batches import batch_rows
 from fedipw.lab.engine.jaxtrainer import JaxTrainer
+from fedipw.lab.engine.local import batch_rows
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import FederatedLogistic
 from fedipw.numerics.threads import limit_threads, thread_count

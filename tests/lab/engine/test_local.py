@@ -8,8 +8,8 @@ from scipy.stats import chisquare
 
 from fedipw.errors import InputError
 from fedipw.lab.clients import ClientData
-from fedipw.lab.engine import LocalWork, RoundWork, client_updates, weighted_update
-from fedipw.lab.engine.batches import client_stream, drawn_rows
+from fedipw.lab.engine import LocalWork, LogisticTrainer, RoundWork
+from fedipw.lab.engine.local import client_stream, drawn_rows
 from fedipw.lab.testbed import Testbed
 from fedipw.numerics.threads import limit_threads
 
@@ -69,7 +69,7 @@ def test_updates_equal_the_plain_loop(
     rng = np.random.default_rng(seed)
     work = LocalWork(steps=steps, step_size=step_size, batch_size=batch)
     who, theta = rng.choice(40, 7, replace=False), rng.normal(size=6)
-    fast = client_updates(clients, work, L2, RoundWork(clients=who, theta=theta, key=key))
+    fast = LogisticTrainer(clients, work, L2).updates(RoundWork(clients=who, theta=theta, key=key))
     slow = [slow_update(clients, int(c), theta, key, steps, work) for c in who]
     np.testing.assert_allclose(fast, slow, rtol=1e-12, atol=1e-12)
 
@@ -82,7 +82,7 @@ def test_each_client_may_do_its_own_number_of_steps(clients: ClientData) -> None
         slow_update(clients, int(c), theta, 11, int(k), work)
         for c, k in zip(who, steps, strict=True)
     ]
-    np.testing.assert_allclose(client_updates(clients, work, L2, task), slow, atol=1e-12)
+    np.testing.assert_allclose(LogisticTrainer(clients, work, L2).updates(task), slow, atol=1e-12)
 
 
 @given(m=st.integers(1, 40), seed=st.integers(0, 100))
@@ -93,15 +93,19 @@ def test_the_weighted_sum_is_the_sum_of_weighted_updates(
     rng = np.random.default_rng(seed)
     task = RoundWork(clients=rng.choice(40, m, replace=False), theta=rng.normal(size=6), key=seed)
     weights, work = rng.normal(size=m), LocalWork(steps=3, batch_size=4)
-    total = weighted_update(clients, work, L2, task, weights)
-    np.testing.assert_allclose(total, weights @ client_updates(clients, work, L2, task), atol=1e-12)
+    total = LogisticTrainer(clients, work, L2).total(task, weights)
+    np.testing.assert_allclose(
+        total, weights @ LogisticTrainer(clients, work, L2).updates(task), atol=1e-12
+    )
 
 
 def test_a_clients_batches_do_not_depend_on_who_else_replied(clients: ClientData) -> None:
     work, theta = LocalWork(steps=5, batch_size=2), np.zeros(6)
-    alone = client_updates(clients, work, L2, RoundWork(clients=np.array([17]), theta=theta, key=5))
-    among = client_updates(
-        clients, work, L2, RoundWork(clients=np.array([2, 17, 30]), theta=theta, key=5)
+    alone = LogisticTrainer(clients, work, L2).updates(
+        RoundWork(clients=np.array([17]), theta=theta, key=5)
+    )
+    among = LogisticTrainer(clients, work, L2).updates(
+        RoundWork(clients=np.array([2, 17, 30]), theta=theta, key=5)
     )
     assert alone[0].tobytes() == among[1].tobytes()
 
@@ -112,9 +116,9 @@ def test_threads_do_not_change_a_byte() -> None:
     work, weights = LocalWork(steps=10, batch_size=8), np.linspace(0, 1, 400)
     try:
         limit_threads(1)
-        one = weighted_update(clients, work, L2, task, weights)
+        one = LogisticTrainer(clients, work, L2).total(task, weights)
         limit_threads(3)
-        three = weighted_update(clients, work, L2, task, weights)
+        three = LogisticTrainer(clients, work, L2).total(task, weights)
     finally:
         limit_threads(2)
     assert one.tobytes() == three.tobytes()
@@ -140,8 +144,8 @@ def test_batches_are_uniform_subsets_without_repetition() -> None:
 
 def test_a_batch_as_large_as_the_data_is_the_full_gradient(clients: ClientData) -> None:
     task = RoundWork(clients=np.arange(40), theta=np.ones(6), key=5)
-    full = client_updates(clients, LocalWork(steps=4), L2, task)
-    batched = client_updates(clients, LocalWork(steps=4, batch_size=1000), L2, task)
+    full = LogisticTrainer(clients, LocalWork(steps=4), L2).updates(task)
+    batched = LogisticTrainer(clients, LocalWork(steps=4, batch_size=1000), L2).updates(task)
     assert full.tobytes() == batched.tobytes()
 
 
@@ -153,14 +157,10 @@ def test_bad_work_is_refused(clients: ClientData) -> None:
     with pytest.raises(InputError, match="batch_size"):
         LocalWork(batch_size=0)
     with pytest.raises(InputError, match="4 of 6 parameters"):
-        client_updates(
-            clients, LocalWork(), L2, RoundWork(clients=np.arange(2), theta=np.zeros(4), key=0)
+        LogisticTrainer(clients, LocalWork(), L2).updates(
+            RoundWork(clients=np.arange(2), theta=np.zeros(4), key=0)
         )
     with pytest.raises(InputError, match="weights has 3 rows, expected 2"):
-        weighted_update(
-            clients,
-            LocalWork(),
-            L2,
-            RoundWork(clients=np.arange(2), theta=np.zeros(6), key=0),
-            np.ones(3),
+        LogisticTrainer(clients, LocalWork(), L2).total(
+            RoundWork(clients=np.arange(2), theta=np.zeros(6), key=0), np.ones(3)
         )

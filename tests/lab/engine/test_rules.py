@@ -10,13 +10,12 @@ from fedipw.errors import InputError
 from fedipw.lab.engine import Amplified, Composition, LocalWork, RoundWork, RuleSettings, work_done
 from fedipw.lab.engine.rules import RULE_SETTINGS, FedAU, FedProx, Mifa
 from fedipw.lab.mechanisms import DataAvailability
-from fedipw.lab.recipes import recipe_named
-from fedipw.lab.scenario import Scenario, TrainingSettings
+from fedipw.lab.recipes import RULES, recipe_named
+from fedipw.lab.scenario import Scenario, Target, TrainingSettings
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import error_parts
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
-from fedipw.weighting import METHODS, Target
-from fedipw.weighting.registry import RULES
+from fedipw.weighting.methods import METHODS
 from lab.engine.plain_rules import PLAIN, World
 
 SMALL = Scenario(

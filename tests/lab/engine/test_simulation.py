@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fedipw.errors import DivergedError, InputError
-from fedipw.lab.engine import client_updates
+from fedipw.lab.engine import LogisticTrainer
 from fedipw.lab.engine.local import LocalWork, RoundWork
 from fedipw.lab.mechanisms import DailyParticipation, DataAvailability, MarkovAvailability
 from fedipw.lab.scenario import PropensitySettings, Scenario, TrainingSettings
 from fedipw.lab.testbed import Testbed
-from fedipw.selection import FitWindow
+from fedipw.selection.participation import Window
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 
 SMALL = Scenario(
@@ -41,12 +41,12 @@ def test_a_run_equals_the_server_rule_round_by_round() -> None:
         key = int(rng.integers(2**63))
         who = np.flatnonzero(enrolled & draw.replied)
         weights = 1 / (120 * prob[who] * draw.participation_prob[who])
-        updates = client_updates(
-            federation.rows, work, 0.05, RoundWork(clients=who, theta=fedavg, key=key)
+        updates = LogisticTrainer(federation.rows, work, 0.05).updates(
+            RoundWork(clients=who, theta=fedavg, key=key)
         )
         fedavg = fedavg + 1.3 * updates.mean(axis=0)
-        updates = client_updates(
-            federation.rows, work, 0.05, RoundWork(clients=who, theta=oracle, key=key)
+        updates = LogisticTrainer(federation.rows, work, 0.05).updates(
+            RoundWork(clients=who, theta=oracle, key=key)
         )
         oracle = oracle + 1.3 * weights @ updates
     history = run.history()
@@ -123,7 +123,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(
 @pytest.mark.parametrize(
     "propensity",
     [
-        PropensitySettings(window=FitWindow.SAME_ROUND),
+        PropensitySettings(window=Window.SAME_ROUND),
         PropensitySettings(folds=3),
         PropensitySettings(history=True),
     ],

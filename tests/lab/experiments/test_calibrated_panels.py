@@ -8,8 +8,7 @@ import pytest
 from benchmarks.efficient import Variant, limits, ratios, trained, variants
 from benchmarks.moments import compared, distances
 
-from fedipw.lab.figure1 import CALIBRATED_METHODS, FigureSettings, reproduce
-from fedipw.lab.moment_noise import NOISE, NOISY_METHODS
+from fedipw.lab.figure1 import CALIBRATED_METHODS, NOISE, NOISY_METHODS, FigureSettings, reproduce
 
 SEEDS = 4
 

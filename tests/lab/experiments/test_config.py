@@ -13,15 +13,13 @@ from fedipw.lab.mechanisms import (
     LogisticEnrollment,
     MarkovAvailability,
     TraceAvailability,
-    WaveParticipation,
 )
-from fedipw.lab.realdata import RealPopulation
-from fedipw.lab.scenario import Classifier, Scenario
+from fedipw.lab.real import RealPopulation, WaveParticipation
+from fedipw.lab.scenario import Scenario, Target
 from fedipw.lab.simulate import simulate
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import error_parts
-from fedipw.selection import FitWindow
-from fedipw.weighting import Target
+from fedipw.selection.participation import Window
 
 FULL = """
 seed = 4
@@ -79,8 +77,8 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert scenario.enrollment == LogisticEnrollment(strength=0.5, coefficients={"z1": 1.0})
     assert scenario.participation == MarkovAvailability(memory=0.5)
     assert scenario.training.steps_coefficients == {"z1": 1.0}
-    assert scenario.propensity.window is FitWindow.SAME_ROUND
-    assert scenario.propensity.classifier is Classifier.BOOSTING
+    assert scenario.propensity.window is Window.SAME_ROUND
+    assert scenario.propensity.classifier == "boosting"
     assert scenario.rules.fedprox.mu == 0.25
     # what a table leaves out keeps the rule's default
     assert (scenario.rules.fedadam.tau, scenario.rules.fedadam.size) == (0.01, 0.02)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedipw.lab.scenario import Scenario
-from fedipw.lab.studyfile import study_from
+from fedipw.lab.study_file import study_from
 from fedipw.lab.theory import error_parts
 
 ROOT = Path(__file__).parents[3]

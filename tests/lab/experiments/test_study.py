@@ -12,14 +12,13 @@ import polars as pl
 import pytest
 
 from fedipw.errors import InputError, WorkerLostError
+from fedipw.lab.comparison import StudyTables
 from fedipw.lab.engine import tail_length
 from fedipw.lab.mechanisms import LogisticEnrollment
 from fedipw.lab.pool import pooled
 from fedipw.lab.scenario import PropensitySettings, Scenario, TrainingSettings
-from fedipw.lab.study import StudyTables, run_study
-from fedipw.lab.studyfile import Case, Measure, Study
-from fedipw.lab.studyjob import curve_rounds
-from fedipw.lab.studyparts import kept_parts
+from fedipw.lab.study import curve_rounds, kept_parts, run_study
+from fedipw.lab.study_file import Case, Measure, Study
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import error_parts
 
@@ -189,7 +188,7 @@ def test_a_part_of_something_else_is_refused(copied: Path) -> None:
 def test_one_process_at_a_time(copied: Path) -> None:
     with (
         kept_parts(copied, STUDY),
-        pytest.raises(InputError, match="Another process runs a study"),
+        pytest.raises(InputError, match=r"parts is in use: process \d+ runs a study"),
         kept_parts(copied, STUDY),
     ):
         pass

@@ -6,7 +6,7 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.lab.mechanisms import DailyParticipation, MarkovAvailability
-from fedipw.lab.studyfile import Measure, Study, study_from
+from fedipw.lab.study_file import Measure, Study, study_from
 from fedipw.lab.testbed import Testbed
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "studies"

@@ -10,17 +10,17 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.lab.mechanisms import enrollment_draw
-from fedipw.lab.realdata import RealPopulation
-from fedipw.lab.realtables import (
+from fedipw.lab.real import (
     REAL_SOURCES,
     RealCounts,
+    RealPopulation,
     raw_columns,
     real_source,
     real_table,
 )
-from fedipw.lab.streams import Streams
+from fedipw.lab.testbed import Streams
 from fedipw.lab.theory import FederatedLogistic, target_weights
-from fedipw.selection import enrollment_fit
+from fedipw.selection.coded import table_model
 from fedipw.tables.population import Population
 
 NAMES = tuple(REAL_SOURCES)
@@ -222,7 +222,8 @@ def excess_losses(population: RealPopulation, seed: int) -> tuple[float, float]:
     drawn = population.draw(streams.population)
     prob = population.enrollment()(drawn.population)
     enrolled = enrollment_draw(prob, streams.enrollment)
-    fitted = enrollment_fit(drawn.population.with_enrolled(enrolled)).prob
+    people = drawn.population.with_enrolled(enrolled)
+    fitted = table_model(people.clients).prob(people.frame)[0]
     target = FederatedLogistic(drawn.clients, 0.01, target_weights(drawn.clients))
     best = target.minimum()
     limits = [

@@ -66,7 +66,7 @@ def test_a_score_is_the_weighted_sum_of_named_columns() -> None:
     Z = population.matrix(["z1", "z3"])
     got = score_of(population, {"z3": -2.0, "z1": 0.5})
     np.testing.assert_allclose(got, 0.5 * Z[:, 0] - 2.0 * Z[:, 1], rtol=1e-14, atol=1e-15)
-    np.testing.assert_array_equal(score_of(population, {}), np.zeros(population.size))
+    np.testing.assert_array_equal(score_of(population, {}), np.zeros(population.listed))
     with pytest.raises(InputError, match="No covariate column 'z9'"):
         score_of(population, {"z9": 1.0})
 

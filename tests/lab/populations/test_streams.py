@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedipw.lab.streams import Streams
+from fedipw.lab.testbed import Streams
 
 NAMES = ("population", "enrollment", "participation", "training")
 

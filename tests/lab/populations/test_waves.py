@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from fedipw.errors import InputError
 from fedipw.lab.mechanisms import RoundDraw
-from fedipw.lab.mechanisms.waves import WaveParticipation, WaveProcess, WaveTable, wave_table
-from fedipw.lab.realdata import RealPopulation
+from fedipw.lab.real import (
+    RealPopulation,
+    WaveParticipation,
+    WaveProcess,
+    WaveTable,
+    wave_table,
+)
 from fedipw.lab.testbed import Testbed
 from fedipw.tables.population import Population
 

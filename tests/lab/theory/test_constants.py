@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedipw.errors import InputError
 from fedipw.lab.clients import ClientData
-from fedipw.lab.engine import LocalWork, RoundWork, client_updates
+from fedipw.lab.engine import LocalWork, LogisticTrainer, RoundWork
 from fedipw.lab.mechanisms import LogisticEnrollment, enrollment_draw
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import (
@@ -25,13 +25,11 @@ from fedipw.lab.theory import (
     lottery_term,
     participation_only_errors,
     redrawn_variance,
-    relative_ratio,
     residual_variance,
     sensitivity_errors,
     sensitivity_ratios,
     target_weights,
     weight_errors,
-    weight_ratio,
 )
 
 L2 = 0.1
@@ -88,7 +86,9 @@ def test_mini_batch_noise_is_bounded(clients: ClientData, target: FederatedLogis
         squares = np.zeros(40)
         for key in range(400):
             task = RoundWork(clients=np.arange(40), theta=theta, key=key)
-            squares += ((-client_updates(clients, work, L2, task) - full) ** 2).sum(axis=1) / 400
+            squares += ((-LogisticTrainer(clients, work, L2).updates(task) - full) ** 2).sum(
+                axis=1
+            ) / 400
         assert squares.max() <= problem.noise**2
     assert logistic_constants(target, 0.1).noise == 0.0
 
@@ -139,16 +139,12 @@ def test_centred_errors_forget_a_common_factor_and_raw_ones_do_not(
     np.testing.assert_allclose(weight_errors(rho / one.step_factor).raw, one.centred, atol=1e-12)
 
 
-def test_ratios_of_probabilities_and_of_schemes() -> None:
-    np.testing.assert_allclose(weight_ratio([0.1, 0.4], [0.2, 0.4]), [0.5, 1.0])
-    np.testing.assert_allclose(relative_ratio([1.0, 3.0], [2.0, 2.0]), [0.5, 1.5])
+def test_errors_left_where_enrollment_is_not_corrected() -> None:
     errors = participation_only_errors([0.2, 0.8])
     assert errors.raw == pytest.approx(0.8)
     assert errors.centred == pytest.approx(0.6)
     with pytest.raises(InputError, match="above 0"):
         weight_errors([0.0, 1.0])
-    with pytest.raises(InputError, match="above 0"):
-        relative_ratio([0.0, 1.0], [1.0, 1.0])
 
 
 @given(

@@ -88,16 +88,16 @@ def sources(people: pl.DataFrame, information: str, output: Path) -> dict[str, A
 
 def comparison(result: Result, last: int, metric: str) -> list[str]:
     """Return the last round's metric as reported, as weighted for the population, and in truth."""
-    told = result.evaluate_metrics_clientapp[last]
+    metrics = result.evaluate_metrics_clientapp[last]
     truth = result.evaluate_metrics_serverapp[last][metric]
     lines = [
         f"{metric} of the model of round {last}",
-        f"  plain mean of the reports    {told.get(f'{metric}-plain', np.nan):.4f}",
+        f"  plain mean of the reports    {metrics.get(f'{metric}-plain', np.nan):.4f}",
     ]
-    if f"{metric}-target" in told:
-        estimate, low, high = (told[f"{metric}-target{part}"] for part in ("", "-low", "-high"))
+    if f"{metric}-target" in metrics:
+        estimate, low, high = (metrics[f"{metric}-target{part}"] for part in ("", "-low", "-high"))
         lines.append(f"  weighted for the population  {estimate:.4f}  95% {low:.4f} to {high:.4f}")
     else:
-        estimate = told.get(metric, np.nan)
+        estimate = metrics.get(metric, np.nan)
         lines.append(f"  weighted for the population  {estimate:.4f}  no interval, see above")
     return [*lines, f"  truth, all clients           {truth:.4f}"]

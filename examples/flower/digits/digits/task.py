@@ -155,7 +155,7 @@ def _scores(model: Model, images: Floats) -> tuple[Floats, Floats]:
 
 
 def accuracy(model: Model, images: Floats, digits: Labels) -> float:
-    """Return the share of images whose digit is told."""
+    """Return the share of images classified correctly."""
     return float(np.mean(_scores(model, images)[1].argmax(axis=1) == digits))
 
 

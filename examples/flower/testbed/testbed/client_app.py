@@ -1,4 +1,4 @@
-"""What a node does: say who it is and how it does, then train, evaluate or decline."""
+"""What a node does: describe itself, then train, evaluate or decline."""
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

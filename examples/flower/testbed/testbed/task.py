@@ -12,8 +12,7 @@ import numpy as np
 
 from fedipw.lab.mechanisms import DailyParticipation, LogisticEnrollment
 from fedipw.lab.mechanisms.base import RoundDraw, score_of
-from fedipw.lab.streams import Streams
-from fedipw.lab.testbed import PopulationDraw, Testbed
+from fedipw.lab.testbed import PopulationDraw, Streams, Testbed
 from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class World:
         return int(self.population.unit_ids[row])
 
     def round(self, index: int) -> RoundDraw:
-        """Return the state x of everybody in a round, counted from 1, and who is how ready."""
+        """Return the state x of all clients in a round, counted from 1, and how ready each is."""
         while len(self._rounds) < index:
             self._rounds.append(self._process.advance())
         return self._rounds[index - 1]

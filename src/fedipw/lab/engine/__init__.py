@@ -2,14 +2,7 @@
 
 from fedipw.lab.engine.composition import Composition, MemoryWeights
 from fedipw.lab.engine.history import History, tail_length
-from fedipw.lab.engine.local import (
-    LocalWork,
-    LogisticTrainer,
-    RoundWork,
-    Trainer,
-    client_updates,
-    weighted_update,
-)
+from fedipw.lab.engine.local import LocalWork, LogisticTrainer, RoundWork, Trainer
 from fedipw.lab.engine.rules import RuleSettings, work_done
 from fedipw.lab.engine.server import Adam, Amplified, Momentum, PlainStep, ServerStep, Yogi
 from fedipw.lab.engine.simulation import Federation, Simulation, Training
@@ -32,8 +25,6 @@ __all__ = [
     "Trainer",
     "Training",
     "Yogi",
-    "client_updates",
     "tail_length",
-    "weighted_update",
     "work_done",
 ]

@@ -11,52 +11,56 @@ import numpy as np
 from fedipw.combining.memory import ControlVariates, Memory, MemorySum
 from fedipw.errors import InputError
 from fedipw.lab.engine.rules import RuleSettings, work_done
-from fedipw.selection import Source
-from fedipw.weighting.registry import Slot
+from fedipw.lab.recipes import Slot
+from fedipw.selection.participation import Source
 
 if TYPE_CHECKING:
     from fedipw.lab.engine.local import RoundWork, Trainer
     from fedipw.lab.engine.server import ServerStep
     from fedipw.lab.recipes import Recipe
     from fedipw.numerics.types import FloatArray
-    from fedipw.weighting.rounds import RoundReplies
-    from fedipw.weighting.schemes import Scheme
-    from fedipw.weighting.sources import Units
+    from fedipw.weighting.pipeline import Weighing
+    from fedipw.weighting.weigher import EnrollmentState, Replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryWeights:
     r"""A weighting as memory uses it: once for all enrolled clients, participation aside.
 
-    .. math:: \omega_i = \frac{w_i}{\sum_{j \in E} w_j}, \quad w = \text{scheme's weights at }
+    .. math:: \omega_i = \frac{w_i}{\sum_{j \in E} w_j}, \quad w = \text{the method's weights at }
        \pi^{part} = 1 \qquad (W16)
 
     is :math:`1/N_{enr}` for plain means, proportional to :math:`1/\hat\pi^{enr}_i` for FedIPW and
     q for calibrated weights.
     """
 
-    scheme: Scheme
-    units: Units
+    weighing: Weighing
     enrollment_weights: FloatArray  # (N,) omega, zero where not enrolled
     scale: float  # of the scheme's weights, so that they are omega / pi_part
 
     @classmethod
-    def of(cls, scheme: Scheme, units: Units) -> MemoryWeights:
-        """Return it for a scheme and the clients of a table."""
-        rows = np.flatnonzero(units.enrolled)
-        weights = scheme.weights(units.replies(0, rows, np.ones(len(rows)), Source.NONE))
+    def of(cls, weighing: Weighing) -> MemoryWeights:
+        """Return it for a method at its enrollment."""
+        state = weighing.state
+        rows = np.flatnonzero(state.enrolled)
+        weights = weighing.weights(state.replies(0, rows, np.ones(len(rows)), Source.NONE))
         total = float(weights.sum())
         if not (np.isfinite(total) and total > 0.0):
             raise InputError(f"Enrollment weights must have a positive sum, not {total:.3g}.")
-        omega = np.zeros(len(units.unit_ids))
+        omega = np.zeros(len(state.unit_ids))
         omega[rows] = weights / total
-        scale = 1.0 if scheme.self_normalised else 1.0 / total
-        return cls(scheme=scheme, units=units, enrollment_weights=omega, scale=scale)
+        scale = 1.0 if weighing.self_normalised else 1.0 / total
+        return cls(weighing=weighing, enrollment_weights=omega, scale=scale)
 
-    def everyone(self) -> RoundReplies:
+    @property
+    def state(self) -> EnrollmentState:
+        """Enrollment behind the weights."""
+        return self.weighing.state
+
+    def everyone(self) -> Replies:
         """Return all N clients at participation 1."""
-        ones = np.ones(len(self.units.unit_ids))
-        return self.units.replies(0, np.arange(len(ones)), ones, Source.NONE)
+        ones = np.ones(len(self.state.unit_ids))
+        return self.state.replies(0, np.arange(len(ones)), ones, Source.NONE)
 
 
 @final
@@ -109,7 +113,7 @@ class Composition:
         if recipe.memory is not None:
             if memory_weights is None:
                 raise InputError(f"{recipe.name} needs enrollment weights for its memory.")
-            enrolled, omega = memory_weights.units.enrolled, memory_weights.enrollment_weights
+            enrolled, omega = memory_weights.state.enrolled, memory_weights.enrollment_weights
             memory = settings.memory(recipe, enrolled, omega, start)
         return cls(
             recipe.weighting,

@@ -1,7 +1,7 @@
 """Local SGD of a round's clients, compiled, and the weighted sum of their updates.
 
 Every method's local work goes through the one gradient step here: FedProx by its pull, SCAFFOLD by
-its corrections.
+its corrections. Mini-batches are drawn from the round's key and the client alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.lab.engine.batches import client_stream, drawn_rows
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.numerics.compiled import compiled, sigmoid
 from fedipw.numerics.threads import over_ranges
@@ -22,6 +21,72 @@ if TYPE_CHECKING:
     from fedipw.numerics.types import FloatArray, IntArray, LabelArray
 
 _CHUNK = 8  # clients per partial sum; partial sums are added in order, whatever the threads
+NO_ROW = -1  # where a client has fewer rows or steps than others
+
+
+@compiled
+def _next_random(state: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Advance a splitmix64 stream: (new state, 64 random bits)."""
+    state = np.uint64(state + np.uint64(0x9E3779B97F4A7C15))
+    z = state
+    z = np.uint64((z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
+    z = np.uint64((z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
+    return state, np.uint64(z ^ (z >> np.uint64(31)))
+
+
+@compiled
+def client_stream(key: int, client: int) -> np.uint64:
+    """Start of a client's own stream in a round: chance does not depend on who else replied."""
+    _, mixed = _next_random(np.uint64(client) ^ np.uint64(0xD1B54A32D192ED03))
+    _, start = _next_random(np.uint64(key) ^ mixed)
+    return start
+
+
+@compiled
+def drawn_rows(state: np.uint64, order: IntArray, batch: int) -> np.uint64:
+    """Put a random batch without replacement at the front of ``order``; returns the new state."""
+    n = order.size
+    for i in range(batch):
+        state, bits = _next_random(state)
+        # 32 random bits times the range, high half: uneven by less than n / 2**32
+        j = i + np.int64(((bits >> np.uint64(32)) * np.uint64(n - i)) >> np.uint64(32))
+        order[i], order[j] = order[j], order[i]
+    return state
+
+
+@compiled
+def _fill(
+    offsets: IntArray, clients: IntArray, steps: IntArray, batch: int, key: int, out: IntArray
+) -> None:
+    for i in range(clients.size):
+        first, last = offsets[clients[i]], offsets[clients[i] + 1]
+        order = np.arange(first, last)
+        used = min(last - first, batch)
+        state = client_stream(key, clients[i])
+        for k in range(steps[i]):
+            if used < last - first:
+                state = drawn_rows(state, order, used)
+            out[i, k, :used] = order[:used]
+
+
+def batch_rows(
+    offsets: IntArray, clients: IntArray, steps: IntArray, batch: int, key: int
+) -> IntArray:
+    """Return the rows each client trains on at each of its steps, (m, max K_i, batch).
+
+    ``offsets`` (N + 1,) says whose rows are whose; the draws are those of the compiled trainer.
+    Places beyond a client's own rows or steps hold -1.
+
+    >>> batch_rows(np.array([0, 2, 7]), np.array([1, 0]), np.array([1, 2]), 3, key=5)
+    array([[[ 3,  5,  2],
+            [-1, -1, -1]],
+    <BLANKLINE>
+           [[ 0,  1, -1],
+            [ 0,  1, -1]]])
+    """
+    out = np.full((len(clients), int(steps.max()), batch), NO_ROW)
+    _fill(offsets, clients, steps, batch, key, out)
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +96,13 @@ class LocalWork:
     .. math:: y_0 = \theta, \quad y_{k} = y_{k-1} - \eta\, g_i(y_{k-1}), \quad
        \Delta_i = y_{K_i} - \theta \qquad (O2)
 
-    Parameters
-    ----------
-    steps
-        K, the same for all clients unless a round passes its own K_i.
-    step_size
-        Local step :math:`\eta`.
-    batch_size
-        Rows of a stochastic gradient, drawn without replacement, afresh at every step; all rows
-        (the full gradient) if none or if a client has no more.
+    A batch is drawn without replacement, afresh at every step; all rows (the full gradient) if
+    there is no ``batch_size`` or if a client has no more.
     """
 
-    steps: int = 1
-    step_size: float = 0.5
-    batch_size: int | None = None
+    steps: int = 1  # K of all clients unless a round passes its own K_i
+    step_size: float = 0.5  # eta
+    batch_size: int | None = None  # rows of a stochastic gradient
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -126,12 +184,7 @@ def _local_model(data: _Data, job: _Job, i: int, y: FloatArray) -> None:
 
 @compiled
 def _partial_sums(
-    data: _Data,
-    job: _Job,
-    weights: FloatArray,
-    parts: FloatArray,
-    first: int,
-    last: int,
+    data: _Data, job: _Job, weights: FloatArray, parts: FloatArray, first: int, last: int
 ) -> None:
     """Fill rows first to last of ``parts`` with the weighted sums of a few clients each."""
     size = job.theta.size
@@ -189,63 +242,13 @@ class RoundWork:
         check_rows(len(self.clients), steps=steps)
         return steps
 
-    def _drift(self, step_size: float) -> FloatArray:
+    def drift(self, step_size: float) -> FloatArray:
+        """Return what each local step adds besides the gradient, (m or 1, d + 1), or (1, 0)."""
         if self.corrections is not None:
             return step_size * (self.proximal * self.theta - self.corrections)
         if self.proximal:
             return step_size * self.proximal * self.theta[None, :]
         return np.empty((1, 0))
-
-    def _arguments(self, data: ClientData, work: LocalWork, l2: float) -> tuple[_Data, _Job]:
-        if len(self.theta) != data.n_parameters:
-            raise InputError(f"The model has {len(self.theta)} of {data.n_parameters} parameters.")
-        job = _Job(
-            self.theta,
-            np.array([work.step_size, l2 + self.proximal]),
-            work.batch_size or 0,
-            self.key,
-            self.clients,
-            self.local_steps(work),
-            self._drift(work.step_size),
-        )
-        return _Data(data.features, data.labels, data.offsets), job
-
-    def _operations(self, data: ClientData, work: LocalWork, steps: IntArray) -> float:
-        rows = len(data.labels) / data.size if work.batch_size is None else work.batch_size
-        return float(4.0 * steps.sum() * rows * data.n_parameters)
-
-
-def client_updates(data: ClientData, work: LocalWork, l2: float, task: RoundWork) -> FloatArray:
-    """Return each client's update (O2), (m, d + 1)."""
-    arguments = task._arguments(data, work, l2)
-    out = np.empty((len(task.clients), len(task.theta)))
-    operations = task._operations(data, work, arguments[1].steps)
-    over_ranges(len(out), lambda a, b: _updates(*arguments, out, a, b), work=operations)
-    return out
-
-
-def weighted_update(
-    data: ClientData, work: LocalWork, l2: float, task: RoundWork, weights: FloatArray
-) -> FloatArray:
-    """Return the weighted sum of updates in (O3) without keeping any of them, (d + 1,).
-
-    >>> from fedipw.lab.testbed import Testbed
-    >>> data = Testbed(size=4).draw(np.random.default_rng(0)).clients
-    >>> task = RoundWork(clients=np.array([0, 2]), theta=np.zeros(6), key=1)
-    >>> one = client_updates(data, LocalWork(), 0.05, task)
-    >>> total = weighted_update(data, LocalWork(), 0.05, task, np.array([0.25, 0.5]))
-    >>> np.allclose(total, 0.25 * one[0] + 0.5 * one[1])
-    True
-    """
-    check_rows(len(task.clients), weights=weights)
-    arguments = task._arguments(data, work, l2)
-    parts = np.zeros((-(-len(task.clients) // _CHUNK), len(task.theta)))
-    operations = task._operations(data, work, arguments[1].steps)
-    over_ranges(
-        len(parts), lambda a, b: _partial_sums(*arguments, weights, parts, a, b), work=operations
-    )
-    total: FloatArray = parts.sum(axis=0)
-    return total
 
 
 class Trainer(Protocol):
@@ -278,7 +281,16 @@ class Trainer(Protocol):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class LogisticTrainer:
-    """Logistic regression with an L2 term, compiled: the engine's own model."""
+    """Logistic regression with an L2 term, compiled: the engine's own model.
+
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=4).draw(np.random.default_rng(0)).clients)
+    >>> task = RoundWork(clients=np.array([0, 2]), theta=np.zeros(6), key=1)
+    >>> one = trainer.updates(task)
+    >>> total = trainer.total(task, np.array([0.25, 0.5]))
+    >>> np.allclose(total, 0.25 * one[0] + 0.5 * one[1])
+    True
+    """
 
     clients: ClientData
     work: LocalWork = field(default_factory=LocalWork)
@@ -292,8 +304,45 @@ class LogisticTrainer:
 
     def updates(self, task: RoundWork) -> FloatArray:
         """Return each client's update (O2), (m, d + 1)."""
-        return client_updates(self.clients, self.work, self.l2, task)
+        job = self._job(task)
+        out = np.empty((len(task.clients), len(task.theta)))
+        over_ranges(
+            len(out), lambda a, b: _updates(self._data, job, out, a, b), work=self._operations(job)
+        )
+        return out
 
     def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
-        """Return the weighted sum of updates, (d + 1,)."""
-        return weighted_update(self.clients, self.work, self.l2, task, weights)
+        """Return the weighted sum of updates in (O3) without keeping any of them, (d + 1,)."""
+        check_rows(len(task.clients), weights=weights)
+        job = self._job(task)
+        parts = np.zeros((-(-len(task.clients) // _CHUNK), len(task.theta)))
+        over_ranges(
+            len(parts),
+            lambda a, b: _partial_sums(self._data, job, weights, parts, a, b),
+            work=self._operations(job),
+        )
+        total: FloatArray = parts.sum(axis=0)
+        return total
+
+    @property
+    def _data(self) -> _Data:
+        return _Data(self.clients.features, self.clients.labels, self.clients.offsets)
+
+    def _job(self, task: RoundWork) -> _Job:
+        if len(task.theta) != self.clients.n_parameters:
+            raise InputError(
+                f"The model has {len(task.theta)} of {self.clients.n_parameters} parameters."
+            )
+        return _Job(
+            task.theta,
+            np.array([self.work.step_size, self.l2 + task.proximal]),
+            self.work.batch_size or 0,
+            task.key,
+            task.clients,
+            task.local_steps(self.work),
+            task.drift(self.work.step_size),
+        )
+
+    def _operations(self, job: _Job) -> float:
+        rows = job.batch or len(self.clients.labels) / self.clients.size
+        return float(4.0 * job.steps.sum() * rows * self.clients.n_parameters)

@@ -12,8 +12,7 @@ from fedipw.combining.memory import ControlVariates, LatestUpdates, Memory, Upda
 from fedipw.errors import InputError
 from fedipw.lab.engine.server import Adam, Amplified, Momentum, ServerStep, Yogi
 from fedipw.lab.gaps import CUTOFF
-from fedipw.lab.recipes import Recipe
-from fedipw.weighting.registry import Slot
+from fedipw.lab.recipes import Recipe, Slot
 
 if TYPE_CHECKING:
     from fedipw.lab.engine.local import LocalWork, RoundWork

@@ -70,9 +70,25 @@ class Momentum:
         return theta + self.size * m, {"m": m}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adaptive:
+    """Settings of the rules that divide by a root mean square."""
+
+    size: float = 0.1
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive(self.size, "size")
+        check_positive(self.tau, "tau")
+        _check_decay(self.beta_1, "beta_1")
+        _check_decay(self.beta_2, "beta_2")
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam:
+class Adam(_Adaptive):
     r"""FedAdam (Reddi et al. 2021) with g the weighted sum, of which it keeps the size.
 
     .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) g, \quad
@@ -82,14 +98,6 @@ class Adam:
 
     in round r, as Flower has it.
     """
-
-    size: float = 0.1
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_adaptive(self.size, self.beta_1, self.beta_2, self.tau)
 
     def step(
         self, theta: FloatArray, total: FloatArray, state: State, index: int
@@ -105,7 +113,7 @@ class Adam:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yogi:
+class Yogi(_Adaptive):
     r"""FedYogi (Reddi et al. 2021): v moves by signs, so that it forgets slowly.
 
     .. math:: v \leftarrow v - (1 - \beta_2)\, g^2\, \mathrm{sign}(v - g^2), \quad
@@ -115,12 +123,6 @@ class Yogi:
     """
 
     size: float = 0.01
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_adaptive(self.size, self.beta_1, self.beta_2, self.tau)
 
     def step(
         self, theta: FloatArray, total: FloatArray, state: State, index: int
@@ -144,20 +146,11 @@ class Amplified:
     after the plain step (O3) of every P-th round; :math:`\theta_{prev}` is the model after the
     stride before. If nobody replied in such a round the stride waits for the next reply. It is
     stable for factors below 2 wherever plain steps are.
-
-    Parameters
-    ----------
-    every
-        P, in rounds.
-    factor
-        The amplification a.
-    size
-        Of the plain step.
     """
 
-    every: int = 10
-    factor: float = 1.5
-    size: float = 1.0
+    every: int = 10  # P, in rounds
+    factor: float = 1.5  # the amplification a
+    size: float = 1.0  # of the plain step
 
     def __post_init__(self) -> None:
         check_positive(self.size, "size")
@@ -180,10 +173,3 @@ class Amplified:
 def _check_decay(value: float, name: str) -> None:
     if not 0.0 <= value < 1.0:
         raise InputError(f"{name} must lie in [0, 1), not {value!r}.")
-
-
-def _check_adaptive(size: float, beta_1: float, beta_2: float, tau: float) -> None:
-    check_positive(size, "size")
-    check_positive(tau, "tau")
-    _check_decay(beta_1, "beta_1")
-    _check_decay(beta_2, "beta_2")

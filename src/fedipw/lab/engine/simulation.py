@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+import polars as pl
 
 from fedipw.errors import DivergedError, InputError
 from fedipw.lab.clients import ClientData
@@ -16,10 +17,11 @@ from fedipw.lab.engine.local import LocalWork, LogisticTrainer, RoundWork, Train
 from fedipw.lab.engine.server import PlainStep, ServerStep, State
 from fedipw.lab.theory.limit import LimitWeights
 from fedipw.numerics.checks import check_positive, check_rows
-from fedipw.weighting.rounds import RoundOpening, RoundWeights
+from fedipw.tables.ledger import Round
+from fedipw.weighting.weigher import RoundWeights
 
 if TYPE_CHECKING:
-    from fedipw.lab.arrayclients import ArrayClients
+    from fedipw.lab.clients import ArrayClients
     from fedipw.lab.mechanisms import ParticipationProcess, RoundDraw
     from fedipw.numerics.types import FloatArray, IntArray
     from fedipw.tables.population import Population
@@ -38,9 +40,10 @@ class Federation:
     enrollment_prob: FloatArray | None = None  # (N,) true, where known
 
     def __post_init__(self) -> None:
-        if self.population.size != self.clients.size:
+        if self.population.listed != self.clients.size:
             raise InputError(
-                f"The population has {self.population.size} clients, the data {self.clients.size}."
+                f"The population has {self.population.listed} clients, the data "
+                f"{self.clients.size}."
             )
         _ = self.population.enrolled_size  # enrollment must have been drawn
 
@@ -91,7 +94,7 @@ class Simulation:
     federation
         Clients and how they take part.
     weighers
-        Each with the schemes that share its probabilities.
+        Each with the methods that share its probabilities.
     training
         Local work and server step.
     rng
@@ -124,7 +127,7 @@ class Simulation:
         self._methods = dict(compositions or _plain_sums(self._weighers))
         _check_weights(self._methods, self._weighers)
         if training.steps is not None:
-            check_rows(federation.population.size, steps=training.steps)
+            check_rows(federation.population.listed, steps=training.steps)
         self.trainer = trainer or _logistic(federation, training)
         start = self.trainer.start if training.start is None else training.start
         for composition in self._methods.values():
@@ -179,17 +182,12 @@ class Simulation:
         draw = self.federation.participation.advance()
         replied = draw.replied[self._rows]
         key = int(self._rng.integers(2**63))
-        known = draw.participation_prob
-        opening = RoundOpening(
-            index=draw.index,
-            covariates=draw.covariates[self._rows],
-            participation_prob=None if known is None else known[self._rows],
-        )
+        coming = self.known(draw, self._rows)
         given: dict[str, RoundWeights] = {}
         for weigher in self._weighers:
-            weigher.open(opening)
+            weigher.open(coming)
             if replied.any():
-                given |= weigher.weights(replied)
+                given |= weigher.weigh(replied)
                 self._add_limits(weigher, draw)
             weigher.close(replied)
         before, weighed = self._iterates[-1], []
@@ -205,6 +203,17 @@ class Simulation:
             self._iterates.clear()
         self._iterates.append(following)
         self._records.append(_record(int(replied.sum()), weighed, len(self._methods)))
+
+    def known(self, draw: RoundDraw, rows: IntArray) -> Round:
+        """Return what is known of some clients before a round's replies."""
+        prob, names = draw.participation_prob, self.federation.participation.columns
+        columns = [pl.Series(name, draw.covariates[rows, j]) for j, name in enumerate(names)]
+        return Round(
+            index=draw.index,
+            rows=rows,
+            table=columns[0].to_frame().hstack(columns[1:]) if columns else pl.DataFrame(),
+            participation_prob=None if prob is None else prob[rows],
+        )
 
     def _task(self, who: IntArray, theta: FloatArray, key: int) -> RoundWork:
         own = self.training.steps
@@ -229,19 +238,20 @@ class Simulation:
             return
         if draw.participation_prob is None:
             raise InputError("Limits need true participation probabilities; a trace has none.")
-        units, done = weigher.propensities.everyone(draw.covariates, draw.participation_prob), set()
+        everyone = np.arange(len(draw.replied))
+        units, done = weigher.everyone(self.known(draw, everyone)), set()
         for name, composition in self._methods.items():
             limit = self._limits[name]
-            if composition.weights not in weigher.schemes or id(limit) in done:
+            if composition.weights not in weigher.methods or id(limit) in done:
                 continue
             done.add(id(limit))
             work = self._relative_work(composition)
             if composition.memory_weights is None:
-                scheme, prob = weigher.schemes[composition.weights], draw.participation_prob
-                limit.add(scheme, units, prob, trim=weigher.trim, work=work)
+                weighing, prob = weigher.weighings[composition.weights], draw.participation_prob
+                limit.add(weighing, units, prob, work=work)
             elif limit.rounds == 0:  # memory averages participation out, the same in every round
                 of, ones = composition.memory_weights, np.ones(len(draw.replied))
-                limit.add(of.scheme, of.everyone(), ones, work=work)
+                limit.add(of.weighing, of.everyone(), ones, work=work)
 
     def _relative_work(self, composition: Composition) -> FloatArray | None:
         """Return what unequal local work does to the clients' weights, (N,), if anything."""
@@ -304,12 +314,12 @@ class Simulation:
 
 
 def _plain_sums(weighers: Sequence[Weigher]) -> dict[str, Composition]:
-    names = [name for weigher in weighers for name in weigher.schemes]
+    names = [name for weigher in weighers for name in weigher.methods]
     return {name: Composition(name) for name in names}
 
 
 def _check_weights(methods: Mapping[str, Composition], weighers: Sequence[Weigher]) -> None:
-    names = [name for weigher in weighers for name in weigher.schemes]
+    names = [name for weigher in weighers for name in weigher.methods]
     if not names or len(set(names)) != len(names):
         raise InputError(f"Methods must be named once each, not {tuple(names)}.")
     for name, composition in methods.items():

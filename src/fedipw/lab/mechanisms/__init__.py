@@ -1,16 +1,15 @@
 """How clients get selected: enrollment once, participation round by round."""
 
-from fedipw.lab.mechanisms.availability import DataAvailability, MarkovAvailability
 from fedipw.lab.mechanisms.base import (
     EnrollmentMechanism,
+    LogisticEnrollment,
     ParticipationMechanism,
     ParticipationProcess,
     RoundDraw,
+    enrollment_draw,
 )
-from fedipw.lab.mechanisms.daily import DailyParticipation
-from fedipw.lab.mechanisms.enrollment import LogisticEnrollment, enrollment_draw
+from fedipw.lab.mechanisms.simulated import DailyParticipation, DataAvailability, MarkovAvailability
 from fedipw.lab.mechanisms.trace import TraceAvailability
-from fedipw.lab.mechanisms.waves import WaveParticipation
 
 __all__ = [
     "DailyParticipation",
@@ -22,6 +21,5 @@ __all__ = [
     "ParticipationProcess",
     "RoundDraw",
     "TraceAvailability",
-    "WaveParticipation",
     "enrollment_draw",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -14,10 +15,7 @@ from fedipw.lab.mechanisms.base import RoundDraw
 from fedipw.numerics.checks import check_finite, some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fedipw.lab.arrayclients import ArrayClients
-    from fedipw.lab.clients import ClientData
+    from fedipw.lab.clients import ArrayClients, ClientData
     from fedipw.numerics.types import BoolArray, FloatArray
     from fedipw.tables.population import Population
 
@@ -103,11 +101,11 @@ def _aligned(
     absent = joined.filter(pl.col("replied").is_null())["unit_id"]
     if len(absent):
         raise InputError(
-            f"{path}: round {number} lacks {len(absent)} of {population.size} clients "
+            f"{path}: round {number} lacks {len(absent)} of {population.listed} clients "
             f"({some(absent.to_list())}). Give every client a row with replied true or false."
         )
     covariates = joined.select(pl.col(names).cast(pl.Float64)).to_numpy() if names else None
-    block = np.empty((population.size, 0)) if covariates is None else covariates
+    block = np.empty((population.listed, 0)) if covariates is None else covariates
     check_finite(block, names, f"{path}, round {number}")
     return np.ascontiguousarray(block), joined["replied"].to_numpy()
 

@@ -1,13 +1,9 @@
 """What a scheme converges to, how far that is from the target, and what bounds it."""
 
-from fedipw.evaluation.weight_errors import (
+from fedipw.evaluation.sensitivity import (
     WeightErrors,
-    participation_only_errors,
-    relative_ratio,
     sensitivity_errors,
     sensitivity_ratios,
-    weight_errors,
-    weight_ratio,
 )
 from fedipw.lab.theory.bound import (
     Bound,
@@ -28,13 +24,16 @@ from fedipw.lab.theory.constants import (
 from fedipw.lab.theory.floors import (
     SensitivityFloor,
     efficiency_bound,
+    enrollment_costs,
     estimated_efficiency_bound,
     exact_floor,
     first_order_floor,
     largest_floor,
+    participation_only_errors,
     redrawn_variance,
     residual_variance,
     sensitivity_floor,
+    weight_errors,
 )
 from fedipw.lab.theory.instances import CurvedPair, TwoClients, UnequalPair
 from fedipw.lab.theory.limit import ErrorParts, LimitWeights, error_parts, lottery_term
@@ -56,6 +55,7 @@ __all__ = [
     "WeightErrors",
     "convergence_bound",
     "efficiency_bound",
+    "enrollment_costs",
     "error_parts",
     "estimated_constants",
     "estimated_efficiency_bound",
@@ -68,7 +68,6 @@ __all__ = [
     "printed_bound",
     "recommended_schedule",
     "redrawn_variance",
-    "relative_ratio",
     "residual_variance",
     "sensitivity_errors",
     "sensitivity_floor",
@@ -77,5 +76,4 @@ __all__ = [
     "target_weights",
     "variance_constant",
     "weight_errors",
-    "weight_ratio",
 ]

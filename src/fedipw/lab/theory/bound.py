@@ -157,20 +157,10 @@ def convergence_bound(
        + \frac{480\,(\tilde\eta L)^2 G^2}{\gamma^2\mu} + \frac{36\,\epsilon_w^2 G^2}{\mu}
        \qquad (T6)
 
-    Parameters
-    ----------
-    problem
-        Its constants (T1).
-    schedule
-        Steps and rounds.
-    initial_gap
-        :math:`h_0 = F(\theta_0) - F^\star`.
-    weight_error
-        :math:`\epsilon_w`: the raw error, or the centred one with the server step scaled by its
-        factor (T3).
+    ``initial_gap`` is :math:`h_0 = F(\theta_0) - F^\star`; ``weight_error`` is
+    :math:`\epsilon_w`, the raw error, or the centred one with the server step scaled by its factor
+    (T3).
 
-    Examples
-    --------
     >>> from fedipw.lab.theory.constants import ProblemConstants
     >>> problem = ProblemConstants(smoothness=1.0, strong_convexity=0.5, heterogeneity=0.1,
     ...                            population_size=1000, least_prob=0.05)

@@ -35,8 +35,6 @@ class ProblemConstants:
     .. math:: \frac{1}{N}\sum_i |\nabla f_i(\theta)|^2 \le G^2 + 2 L B^2 (F(\theta) - F^\star),
        \qquad E|g_i - \nabla f_i|^2 \le \sigma^2, \qquad p_i, \hat p_i \ge p_{min} \qquad (T1)
 
-    Examples
-    --------
     >>> problem = ProblemConstants(smoothness=2.0, strong_convexity=0.5, heterogeneity=1.0,
     ...                            population_size=100, least_prob=0.1)
     >>> problem.condition, problem.least_replies

@@ -8,14 +8,50 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.evaluation.weight_errors import sensitivity_errors, sensitivity_ratios
+from fedipw.evaluation.sensitivity import WeightErrors, sensitivity_errors, sensitivity_ratios
+from fedipw.lab.testbed import PopulationModel, Testbed
 from fedipw.lab.theory.constants import ProblemConstants
+from fedipw.lab.theory.limit import lottery_term
 from fedipw.lab.theory.objective import FederatedLogistic
 from fedipw.numerics.checks import check_probability, check_rows
+from fedipw.tables.design import bound_design
 
 if TYPE_CHECKING:
-    from fedipw.lab.testbed import Testbed
+    from numpy.typing import ArrayLike
+
+    from fedipw.lab.engine import Federation
     from fedipw.numerics.types import FloatArray
+
+
+def weight_errors(ratio: ArrayLike) -> WeightErrors:
+    """Return the errors of weight ratios rho = p / p_hat, (n,), all above 0.
+
+    >>> errors = weight_errors([0.5, 0.5, 0.5])  # half the step, and no bias at all
+    >>> errors.raw, errors.centred, errors.rms
+    (0.5, 0.0, 0.0)
+    """
+    rho = np.asarray(ratio, dtype=np.float64)
+    if rho.size == 0 or not (np.isfinite(rho).all() and (rho > 0.0).all()):
+        raise InputError("Weight ratios must be finite and above 0, and at least one.")
+    top, bottom = float(rho.max()), float(rho.min())
+    return WeightErrors(
+        raw=float(np.abs(rho - 1.0).max()),
+        centred=(top - bottom) / (top + bottom),
+        rms=float(np.sqrt(np.mean((rho / rho.mean() - 1.0) ** 2))),
+        step_factor=0.5 * (top + bottom),
+    )
+
+
+def participation_only_errors(enrollment_prob: ArrayLike) -> WeightErrors:
+    r"""Return the errors left when participation is corrected and enrollment is not.
+
+    Then :math:`\rho_i = \pi^{enr}_i` even with participation known exactly, so the raw error is
+    :math:`\max_i |1 - \pi^{enr}_i|`: the corollary on enrollment omitted.
+
+    >>> participation_only_errors([0.2, 0.6]).raw
+    0.8
+    """
+    return weight_errors(check_probability(enrollment_prob, "enrollment_prob"))
 
 
 def exact_floor(target: FederatedLogistic, ratio: FloatArray) -> float:
@@ -28,7 +64,7 @@ def exact_floor(target: FederatedLogistic, ratio: FloatArray) -> float:
     """
     best = target.minimum()
     weighted = FederatedLogistic(target.clients, target.l2, target.client_weights * ratio)
-    return float(target.losses(weighted.minimum(best.point).point)[0] - best.value)
+    return target.excess(weighted.minimum(best.point).point, best.point)
 
 
 def first_order_floor(target: FederatedLogistic, ratio: FloatArray) -> float:
@@ -171,6 +207,31 @@ def efficiency_bound(
     hessian = target.sums(target.minimum().point).hessian
     spread = np.einsum("i,ijk->jk", (1.0 - prob) / prob, variance) / len(prob)
     return float(np.trace(np.linalg.solve(hessian, spread)) / (2.0 * len(prob)))
+
+
+def enrollment_costs(
+    target: FederatedLogistic, federation: Federation, model: PopulationModel, seed: int
+) -> dict[str, float]:
+    """Return what one draw of enrollment costs on average: the oracle (L3), and at least (T9).
+
+    Clients' gradients are drawn anew on the testbed; of real clients there is one draw, and the
+    residuals of a regression on Z stand for it.
+    """
+    prob = federation.enrollment_prob
+    if prob is None:
+        return {}
+    theta, rng = target.minimum().point, np.random.default_rng([seed, 2])
+    population = federation.population
+    if isinstance(model, Testbed):
+        variance = redrawn_variance(model, population.matrix(), theta, target.l2, rng)
+    else:
+        design = bound_design(".", population.frame.lazy(), population.covariates)
+        Z = design.rows(population.frame, "population table").columns.T
+        variance = residual_variance(target.client_gradients(theta), Z)
+    return {
+        "lottery_term": lottery_term(target, prob),
+        "efficiency_bound": efficiency_bound(target, prob, variance),
+    }
 
 
 def redrawn_variance(

@@ -15,13 +15,13 @@ import numpy as np
 from fedipw.errors import InputError
 from fedipw.lab.theory.objective import FederatedLogistic
 from fedipw.numerics.checks import check_probability
-from fedipw.weighting.schemes import Scheme, expected_weights, over_enrollment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fedipw.numerics.types import BoolArray, FloatArray
-    from fedipw.weighting.rounds import RoundReplies
+    from fedipw.weighting.pipeline import Weighing
+    from fedipw.weighting.weigher import Replies
 
 
 @final
@@ -39,23 +39,21 @@ class LimitWeights:
 
     def add(
         self,
-        scheme: Scheme,
-        units: RoundReplies,
+        weighing: Weighing,
+        units: Replies,
         participation_prob: FloatArray,
         *,
-        trim: float | None = None,
         work: FloatArray | None = None,
     ) -> None:
-        """Add a round: all N units as the scheme sees them, and their true participation, (N,).
+        """Add a round: all N units as the method sees them, and their true participation, (N,).
 
         ``work`` (N,) multiplies weights where clients do unequal local work: to first order in the
         local step an update is its client's gradient times the number of steps.
         """
         stages = (self._enrolled.astype(np.float64), self._enrollment_prob)
-        for row, (of, stage) in enumerate(
-            zip((scheme, over_enrollment(scheme)), stages, strict=True)
-        ):
-            mean = expected_weights(of, units, stage * participation_prob, trim=trim)
+        both = (weighing, weighing.over_enrollment())
+        for row, (of, stage) in enumerate(zip(both, stages, strict=True)):
+            mean = of.expected_weights(units, stage * participation_prob)
             self._sums[row] += mean if work is None else mean * work
         self._rounds += 1
         true = float((self._enrollment_prob * participation_prob).min())

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
-from fedipw.numerics.logistic import logistic_losses, logistic_sums
+from fedipw.numerics.logistic import logistic_losses, logistic_sums, softplus_divergence
 from fedipw.numerics.newton import NewtonResult, Sums, newton_minimum
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ class FederatedLogistic:
     weights may be negative, as linear calibration gives them: if that leaves no minimum,
     ``minimum`` says so.
 
-    Examples
-    --------
     >>> from fedipw.lab.testbed import Testbed
     >>> clients = Testbed(size=100).draw(np.random.default_rng(0)).clients
     >>> target = FederatedLogistic(clients, 0.05, target_weights(clients))
@@ -113,6 +111,21 @@ class FederatedLogistic:
             total = total + logistic_losses(
                 self.clients.features[rows], self.clients.labels[rows], weight, thetas
             )
+        return total
+
+    def excess(self, theta: FloatArray, minimiser: FloatArray) -> float:
+        """Return F at ``theta`` less F at its minimiser, (d + 1,) each.
+
+        The sum of what each loss rises above its tangent at the minimiser, and the slope that
+        Newton's method left there. No large terms cancel: excesses far below the rounding of F are
+        right.
+        """
+        move = theta - minimiser
+        total = float(self.sums(minimiser).gradient @ move) + 0.5 * self.l2 * float(move @ move)
+        for rows, weight in self._chunks():
+            x = self.clients.features[rows]
+            at, shift = x @ minimiser[:-1] + minimiser[-1], x @ move[:-1] + move[-1]
+            total += float(weight @ softplus_divergence(at, shift))
         return total
 
     def minimum(self, start: FloatArray | None = None) -> NewtonResult:

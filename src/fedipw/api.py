@@ -1,0 +1,367 @@
+"""The common jobs in one call each: weigh, calibrate, evaluate, audit.
+
+Tables are anything a :class:`~fedipw.tables.population.Population` takes: a path, or a frame of
+polars, pandas or Arrow. Results are values that print well, in a notebook too, and become frames.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from fedipw.errors import InputError
+from fedipw.tables.ledger import Ledger
+from fedipw.tables.population import Population
+from fedipw.tables.table import TableLike, pandas_frame
+from fedipw.tables.targets import Targets, TargetsLike
+from fedipw.weighting.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedipw.audit.values import Audit
+    from fedipw.calibration import Calibration
+    from fedipw.evaluation.evaluate import Evaluation
+    from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.selection.overlap import Overlap
+    from fedipw.weighting.replay import Plan, Record
+
+
+class _Tabular:
+    """A result that is a table."""
+
+    table: pl.DataFrame
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return the table as a polars frame."""
+        return self.table
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas frame; needs pandas."""
+        return pandas_frame(self.table)
+
+    def _repr_html_(self) -> str:
+        text = "".join(f"<p>{line}</p>" for line in repr(self).splitlines())
+        return text + self.table._repr_html_()
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Weights(_Tabular):
+    """One weight per reply of a ledger, with where it came from."""
+
+    table: pl.DataFrame  # unit_id, round, the probabilities, weight
+    method: str
+    record: Record = field(repr=False)
+    overlap: Overlap | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts and extremes as plain values, as ``fedipw weights --json`` prints them."""
+        found = self.overlap
+        return {
+            "method": self.method,
+            **self.record.to_json(),
+            "overlap": None if found is None else found.to_json(),
+        }
+
+    def __repr__(self) -> str:
+        record = self.record.to_json()
+        effective = record["mean_effective_replies"] or 0.0
+        many = f"{self.table.height} replies of {self.record.rounds} rounds"
+        lines = [f"Weights({self.method}: {many}, effective {effective:.1f} a round)"]
+        lines += [f"  round {k} skipped: {why}" for k, why in list(self.record.skipped.items())[:3]]
+        lines += [f"  {count} time(s): {note}" for note, count in self.record.notes.items()]
+        return "\n".join(lines)
+
+    def plot(self) -> Figure:
+        """Return a figure of the weights: their spread, and each round's effective number."""
+        from matplotlib.figure import Figure  # noqa: PLC0415
+
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        spread, rounds = figure.subplots(1, 2)
+        relative = self.table["weight"] / (self.table["weight"].mean() or 1.0)
+        spread.hist(relative.to_numpy(), bins=40, color="#0072B2")
+        spread.set(
+            xlabel="weight over the mean weight", ylabel="replies", title="Spread of weights"
+        )
+        each = self.table.group_by("round", maintain_order=True).agg(
+            pl.len().alias("replies"),
+            (pl.col("weight").sum() ** 2 / (pl.col("weight") ** 2).sum()).alias("effective"),
+        )
+        rounds.plot(each["round"], each["replies"], color="#999999", label="replies")
+        rounds.plot(each["round"], each["effective"], color="#D55E00", label="effective replies")
+        rounds.set(
+            xlabel="round", ylabel="replies", title="Effective number of replies", ylim=(0, None)
+        )
+        rounds.legend(frameon=False)
+        return figure
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CalibratedWeights(_Tabular):
+    """Weights of enrolled clients that reproduce population means; they sum to one."""
+
+    table: pl.DataFrame  # unit_id, weight
+    calibration: Calibration
+
+    def __repr__(self) -> str:
+        found = self.calibration
+        return (
+            f"CalibratedWeights({self.table.height} clients, effective "
+            f"{found.effective_sample_size:.1f}; {len(found.names)} targets met to "
+            f"{found.largest_violation:.1e} sd, {found.status.value})"
+        )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Report:
+    """An audit: who is missing, how much it matters, how far weights can be trusted."""
+
+    audit: Audit
+
+    def save(self, path: str | Path, json_path: str | Path | None = None) -> None:
+        """Write the page, and the same numbers as JSON if asked."""
+        from fedipw.audit.pages import audit_page  # noqa: PLC0415
+        from fedipw.storage.atomic import write_texts  # noqa: PLC0415
+
+        texts = {Path(path): audit_page(self.audit)}
+        if json_path is not None:
+            numbers = json.dumps(self.audit.to_json(), indent=1, allow_nan=False)
+            texts[Path(json_path)] = numbers + "\n"
+        write_texts(texts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers as plain values."""
+        return self.audit.to_json()
+
+    def __repr__(self) -> str:
+        verdict = self.audit.verdict
+        assert verdict is not None
+        lines = [f"Report: {verdict.headline}"]
+        lines += [f"  {x.question} {x.answer}. {x.text}" for x in verdict.findings]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{line}</p>" for line in repr(self).splitlines())
+
+
+def weigh(
+    population: Population | TableLike, rounds: Ledger | str | Path, **settings: Any
+) -> Weights:
+    """Weigh every reply of a ledger by the inverse of its selection probabilities.
+
+    Parameters
+    ----------
+    population
+        Who is to be served; a path or a frame is a table of everybody, for totals use
+        ``Population.from_totals``.
+    rounds
+        The ledger: a directory of closed rounds.
+    settings
+        Formulas, method, classifier and others: the fields of
+        :class:`~fedipw.weighting.settings.Settings`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import fedipw
+    >>> rng = np.random.default_rng(0)
+    >>> age, ids = rng.normal(size=300), np.arange(300)
+    >>> enrolled = rng.random(300) < 1 / (1 + np.exp(-age))
+    >>> devices = pl.DataFrame({"unit_id": ids, "age": age, "enrolled": enrolled})
+    >>> rounds = fedipw.Ledger(tempfile.mkdtemp())
+    >>> for index in (1, 2, 3):
+    ...     rounds.append(index, pl.DataFrame({
+    ...         "unit_id": ids[enrolled], "invited": True,
+    ...         "replied": rng.random(enrolled.sum()) < 0.4}))
+    >>> fedipw.weigh(devices, rounds, enrollment="age", participation="age").table.columns[-1]
+    'weight'
+    """
+    from fedipw.weighting.replay import Replay  # noqa: PLC0415
+
+    stage, ledger, plan = _job(population, rounds, settings)
+    replay = Replay(stage, ledger, plan)
+    tables = list(replay)
+    if not tables:
+        raise InputError("No round has a reply that can be weighed.")
+    found = stage.overlap(replay.record.enrollment, threshold=0.01)
+    return Weights(pl.concat(tables), plan.method.name, replay.record, found)
+
+
+def calibrate(
+    enrolled: TableLike,
+    targets: TargetsLike,
+    *,
+    distance: str = "quadratic",
+    bounds: tuple[float, float] | None = None,
+    base: str | None = None,
+    population_size: float | None = None,
+    slack: float | None = None,
+) -> CalibratedWeights:
+    """Weigh enrolled clients so that their means are the population's.
+
+    Parameters
+    ----------
+    enrolled
+        Enrolled clients; rows with ``enrolled`` false are ignored.
+    targets
+        Population means by name (a dict), a file or a frame.
+    distance, bounds
+        ``quadratic``, ``entropy``, ``linear``, ``logit`` or ``inverse-logit``; bounds of
+        weight * N / base for quadratic and logit.
+    base, population_size
+        Column of base weights, and N.
+    slack
+        Allow each mean to miss by this many standard deviations of its column.
+
+    Examples
+    --------
+    >>> import fedipw
+    >>> phones = pl.DataFrame({"unit_id": ["a", "b", "c"], "os": ["ios", "ios", "android"]})
+    >>> fedipw.calibrate(phones, {"os[android]": 0.6}).table["weight"].round(6).to_list()
+    [0.2, 0.2, 0.6]
+    """
+    from fedipw.calibration import Box, calibrated_table, distance_named  # noqa: PLC0415
+
+    table, found = calibrated_table(
+        enrolled,
+        Targets.given(targets),
+        distance=distance_named(distance, bounds),
+        base=base,
+        population_size=population_size,
+        slack=None if slack is None else Box(slack),
+    )
+    return CalibratedWeights(table, found)
+
+
+def evaluate(
+    metrics: TableLike,
+    population: Population | TableLike,
+    rounds: Ledger | str | Path,
+    *,
+    by: str | Sequence[str] = (),
+    confidence: float = 0.95,
+    sensitivity: Sequence[float] = (),
+    jackknife: int = 0,
+    samples: bool = False,
+    allow_missing: bool = False,
+    **settings: Any,
+) -> Evaluation:
+    """Estimate a metric's mean over the whole population from its respondents.
+
+    Parameters
+    ----------
+    metrics
+        ``unit_id``, ``round``, ``value`` and optionally ``n``: a path or a frame.
+    population, rounds, settings
+        As of :func:`weigh`.
+    by
+        Columns of the clients to group by; ``round`` gives each round.
+    confidence, sensitivity, jackknife, samples
+        Of the intervals; odds ratios of the sensitivity analysis; groups of a jackknife; the mean
+        over samples in place of clients.
+    allow_missing
+        Leave replies without a metric out, and count them.
+    """
+    from fedipw.evaluation.evaluate import EvaluationPlan, evaluated  # noqa: PLC0415
+    from fedipw.evaluation.logged import Metrics, logged_two_phase  # noqa: PLC0415
+
+    stage, ledger, plan = _job(population, rounds, {"fit": "pooled", **settings})
+    logged = logged_two_phase(
+        stage, ledger, Metrics.read(metrics), plan, allow_missing=allow_missing
+    )
+    asked = EvaluationPlan(
+        by=(by,) if isinstance(by, str) else tuple(by), confidence=confidence,
+        odds_ratios=tuple(sensitivity), jackknife=jackknife, by_samples=samples,
+    )  # fmt: skip
+    return evaluated(logged, stage, plan.method.name, asked)
+
+
+def audit(
+    population: Population | TableLike,
+    rounds: Ledger | str | Path | None = None,
+    *,
+    metrics: TableLike | None = None,
+    metric_name: str = "metric",
+    by: str | Sequence[str] = (),
+    title: str = "Selection audit",
+    threshold: float = 0.01,
+    min_cell: int = 10,
+    **settings: Any,
+) -> Report:
+    """Say who is missing, how much it matters, and how far weights can be trusted.
+
+    Parameters
+    ----------
+    population, rounds, settings
+        As of :func:`weigh`; without rounds only enrollment is audited.
+    metrics, metric_name, by
+        A metric of the replies, what it is called, and columns to group it by.
+    title
+        Of the page.
+    threshold, min_cell
+        A probability counted as small; subgroups with fewer clients or rows are not shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fedipw
+    >>> rng = np.random.default_rng(1)
+    >>> age = rng.normal(40.0, 10.0, 500)
+    >>> devices = pl.DataFrame({"unit_id": np.arange(500), "age": age,
+    ...                         "enrolled": rng.random(500) < 0.01 * age})
+    >>> fedipw.audit(devices).audit.sizes.enrolled
+    194
+    """
+    from fedipw.audit.gather import MetricRequest, audit_facts  # noqa: PLC0415
+    from fedipw.audit.verdict import judged  # noqa: PLC0415
+    from fedipw.evaluation.logged import Metrics  # noqa: PLC0415
+
+    request = None
+    if metrics is not None:
+        if rounds is None:
+            raise InputError("A metric belongs to replies: give the rounds too.")
+        columns = (by,) if isinstance(by, str) else tuple(by)
+        request = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=columns)
+    who, chosen = _population(population), _settings(settings)
+    ledger = None if rounds is None else _ledger(rounds)
+    stage = chosen.stage(who, later=() if ledger is None else ledger.covariates)
+    found = audit_facts(
+        stage, ledger, chosen.plan(who), threshold=threshold, min_cell=min_cell, title=title,
+        metric=request,
+    )  # fmt: skip
+    return Report(judged(found))
+
+
+def _job(
+    population: Population | TableLike, rounds: Ledger | str | Path, settings: dict[str, Any]
+) -> tuple[EnrollmentStage, Ledger, Plan]:
+    who, ledger, chosen = _population(population), _ledger(rounds), _settings(settings)
+    return chosen.stage(who, later=ledger.covariates), ledger, chosen.plan(who)
+
+
+def _population(given: Population | TableLike) -> Population:
+    return given if isinstance(given, Population) else Population(given)
+
+
+def _ledger(given: Ledger | str | Path) -> Ledger:
+    if not isinstance(given, Ledger | str | Path):
+        raise InputError(f"rounds is a Ledger or the path of one, not {type(given).__name__}.")
+    ledger = given if isinstance(given, Ledger) else Ledger(given)
+    ledger.require_rounds()
+    return ledger
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    known = asdict(Settings())
+    strange = sorted(set(given) - set(known))
+    if strange:
+        raise InputError(f"There is no setting {', '.join(strange)}; there are {', '.join(known)}.")
+    if isinstance(given.get("models"), str):
+        given = {**given, "models": Path(given["models"])}
+    return Settings(**given)

@@ -1,0 +1,268 @@
+"""Reply rates by the levels of a column and by the hour, counted round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+import numpy as np
+import polars as pl
+
+from fedipw.audit.values import HeatPart, RateLine, RatePart
+from fedipw.tables.cells import Cells
+from fedipw.tables.columns import OPENED_AT
+from fedipw.tables.formula import MISSING, number_text
+from fedipw.tables.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import BoolArray, IntArray
+
+MOST_LEVELS = 500  # of a column; with more it is not counted
+SHOWN_LEVELS = 20
+HEAT_COLUMNS = 3
+LONGEST_DAY = 48  # rounds
+HOUR_CLOCK: Final = "hour"
+ROUND_CLOCK: Final = "round of the day"
+_Key = tuple[int, float, str]  # how levels are put in order
+Clock = Callable[[int, pl.DataFrame], int]
+
+
+class Coder(Protocol):
+    """Turns values of a column into numbers of levels."""
+
+    labels: list[str]  # by number
+    keys: list[_Key]
+
+    def codes(self, values: pl.Series) -> IntArray:
+        """Return the level of each value, (m,)."""
+        ...
+
+
+@final
+class Levels:
+    """Each value is a level; what is missing is one too.
+
+    >>> coder = Levels()
+    >>> coder.codes(pl.Series(["b", None, "a", "b"])).tolist(), coder.labels
+    ([1, 2, 0, 1], ['a', 'b', '(missing)'])
+    """
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self.keys: list[_Key] = []
+        self._known: dict[float | str, int] = {}
+        self._missing = -1
+
+    def codes(self, values: pl.Series) -> IntArray:
+        """Return the level of each value, (m,); new levels get the next numbers."""
+        values = _plain(values)
+        for value in values.drop_nulls().unique().sort().to_list():
+            if value not in self._known:
+                self._known[value] = self._next(value)
+        if values.null_count() and self._missing < 0:
+            self._missing = self._next(None)
+        if not self._known:
+            return np.full(len(values), max(self._missing, 0), dtype=np.int64)
+        found = values.replace_strict(
+            list(self._known), list(self._known.values()), default=None, return_dtype=pl.Int64
+        )
+        return found.fill_null(self._missing).to_numpy()
+
+    def _next(self, value: float | str | None) -> int:
+        if value is None:
+            text, key = MISSING, (2, 0.0, "")
+        elif isinstance(value, str):
+            text, key = value, (1, 0.0, value)
+        else:
+            text, key = number_text(value), (0, float(value), "")
+        self.labels.append(text)
+        self.keys.append(key)
+        return len(self.labels) - 1
+
+
+@final
+class Ranges:
+    """Numbers in the fifths of their column; the upper limit of each belongs to it.
+
+    >>> coder = Ranges(Cells("age", True, (10.0, 20.0)))
+    >>> coder.codes(pl.Series([10.0, 11.0, None, 30.0])).tolist(), coder.labels
+    ([0, 1, 3, 2], ['(-inf, 10]', '(10, 20]', '(20, inf]', '(missing)'])
+    """
+
+    def __init__(self, cells: Cells) -> None:
+        self._edges = np.array(cells.edges)
+        self.labels = [*cells.ranges(), MISSING]
+        self.keys: list[_Key] = [(0, float(k), "") for k in range(len(self.labels))]
+
+    def codes(self, values: pl.Series) -> IntArray:
+        """Return the fifth of each number, (m,)."""
+        numbers = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
+        places = np.searchsorted(self._edges, numbers, side="left")
+        return np.where(np.isnan(numbers), len(self.labels) - 1, places)
+
+
+def coder_of(values: pl.Series, cells: Cells) -> Coder | None:
+    """Return how a column with these values and cells is counted; none if it cannot be."""
+    if values.dtype.is_nested() or values.dtype in {pl.Object, pl.Binary, pl.Unknown}:
+        return None
+    if not cells.is_category:
+        return Ranges(cells)
+    return None if _plain(values).drop_nulls().n_unique() > MOST_LEVELS else Levels()
+
+
+def _plain(values: pl.Series) -> pl.Series:
+    """Return numbers as floats without NaN, all else as text."""
+    if values.dtype.is_numeric():
+        numbers = values.cast(pl.Float64).fill_nan(None)
+        return numbers.set(numbers.is_infinite().fill_null(value=False), None)
+    return values.cast(pl.String)
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """Rows and replies of one column's levels by hour, and whether enough clients are behind them.
+
+    A client counts once in a round, so a level with enough rows in one round has enough clients;
+    those of rarer levels are remembered until there are enough.
+    """
+
+    column: str
+    coder: Coder
+    min_cell: int
+    fixed: IntArray | None = None  # (n,) levels of the members, of a column that does not change
+    rows: dict[int, IntArray] = field(default_factory=dict)  # by hour, (levels,)
+    replies: dict[int, IntArray] = field(default_factory=dict)
+    many: set[int] = field(default_factory=set)  # levels of enough clients
+    few: dict[int, set[int]] = field(default_factory=dict)  # clients of other levels
+
+    @property
+    def overflowing(self) -> bool:
+        """Whether there are too many levels to count."""
+        return len(self.coder.labels) > MOST_LEVELS
+
+    def add(self, table: pl.DataFrame, members: IntArray, replied: BoolArray, hour: int) -> None:
+        """Count a round; ``members`` (m,) are the clients behind its rows."""
+        codes = self.coder.codes(table[self.column]) if self.fixed is None else self.fixed[members]
+        size = len(self.coder.labels)
+        if self.overflowing:
+            return
+        rows = np.bincount(codes, minlength=size)
+        _add(self.rows, hour, rows)
+        _add(self.replies, hour, np.bincount(codes[replied], minlength=size))
+        self.many.update(np.flatnonzero(rows >= self.min_cell).tolist())
+        rare = np.array([n > 0 and k not in self.many for k, n in enumerate(rows.tolist())])
+        for place in np.flatnonzero(rare[codes]) if rare.any() else ():
+            level = int(codes[place])
+            clients = self.few.setdefault(level, set())
+            clients.add(int(members[place]))
+            if len(clients) >= self.min_cell:
+                self.many.add(level)
+
+    def many_clients(self, levels: Sequence[str], *, empty: bool) -> bool:
+        """Return whether a union of levels has enough clients; ``empty``: or is never seen."""
+        places = [k for k, label in enumerate(self.coder.labels) if label in levels]
+        if any(k in self.many for k in places):
+            return True
+        clients = {client for k in places for client in self.few.get(k, ())}
+        return len(clients) >= self.min_cell or (empty and not places)
+
+    def totals(self) -> tuple[IntArray, IntArray]:
+        """Return rows and replies of each level over all hours, (levels,)."""
+        size = len(self.coder.labels)
+        return _total(self.rows, size), _total(self.replies, size)
+
+    def shown(self) -> list[int]:
+        """Return the levels of enough rows and clients, the largest of them, in order."""
+        rows, _ = self.totals()
+        large = [k for k in range(len(rows)) if rows[k] >= self.min_cell and k in self.many]
+        large = sorted(large, key=lambda k: (-rows[k], self.coder.keys[k]))[:SHOWN_LEVELS]
+        return sorted(large, key=lambda k: self.coder.keys[k])
+
+    def part(self) -> RatePart:
+        """Return the reply rates of the levels that can be shown."""
+        rows, replies = self.totals()
+        lines = tuple(
+            RateLine(
+                level=self.coder.labels[k],
+                rows=int(rows[k]),
+                replies=int(replies[k]),
+                rate=float(replies[k] / rows[k]),
+            )
+            for k in self.shown()
+        )
+        hidden = int((rows > 0).sum()) - len(lines)
+        return RatePart(column=self.column, lines=lines, hidden=hidden)
+
+    def spread(self) -> float:
+        """Return the variance of the reply rate between the levels shown; 0 of one level."""
+        rows, replies = (counts[self.shown()] for counts in self.totals())
+        if len(rows) < 2:
+            return 0.0
+        rate = replies / rows
+        return float(rows @ (rate - replies.sum() / rows.sum()) ** 2 / rows.sum())
+
+    def heat(self, clock: str) -> HeatPart:
+        """Return the rates by hour and level."""
+        levels, hours = self.shown(), sorted(self.rows)
+        size = len(self.coder.labels)
+        rows = np.array([_padded(self.rows[hour], size)[levels] for hour in hours]).T
+        replies = np.array([_padded(self.replies[hour], size)[levels] for hour in hours]).T
+        enough = rows >= self.min_cell
+        rate = replies / np.maximum(rows, 1)
+        return HeatPart(
+            column=self.column,
+            clock=clock,
+            hours=tuple(hours),
+            levels=tuple(self.coder.labels[k] for k in levels),
+            rate=_where(enough, rate.tolist()),
+            rows=_where(enough, rows.tolist()),
+        )
+
+
+def _where(enough: BoolArray, values: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(
+        tuple(x if yes else None for x, yes in zip(line, flags, strict=True))
+        for line, flags in zip(values, enough.tolist(), strict=True)
+    )
+
+
+def _add(counts: dict[int, IntArray], hour: int, more: IntArray) -> None:
+    before = counts.get(hour)
+    counts[hour] = more if before is None else _padded(before, len(more)) + more
+
+
+def _padded(counts: IntArray, size: int) -> IntArray:
+    return np.pad(counts, (0, size - len(counts)))
+
+
+def _total(counts: dict[int, IntArray], size: int) -> IntArray:
+    total = np.zeros(size, dtype=np.int64)
+    for one in counts.values():
+        total[: len(one)] += one
+    return total
+
+
+def heat_parts(tallies: Sequence[Tally], clock: str) -> tuple[HeatPart, ...]:
+    """Return the maps of the columns between whose levels rates differ most, three at most."""
+    useful = [t for t in tallies if len(t.shown()) > 1 and len(t.rows) > 1]
+    chosen = sorted(useful, key=lambda t: -t.spread())[:HEAT_COLUMNS]
+    return tuple(t.heat(clock) for t in useful if t in chosen)
+
+
+def clock_of(ledger: Ledger, day_length: float) -> tuple[str, Clock] | None:
+    """Return what tells the hour of a round, and its name; none if nothing does.
+
+    The hour is that of ``opened_at``. Without it, it is the round's number in its day, if there are
+    two days or more.
+    """
+    if isinstance(ledger.schema.get(OPENED_AT), pl.Datetime):
+        return HOUR_CLOCK, _opened_hour
+    if 2.0 <= day_length <= LONGEST_DAY and len(ledger.rounds) >= 2.0 * day_length:
+        return ROUND_CLOCK, lambda index, _: int((index - 1) % day_length)
+    return None
+
+
+def _opened_hour(index: int, table: pl.DataFrame) -> int:
+    del index
+    return int(table[OPENED_AT][0].hour)

@@ -1,0 +1,295 @@
+"""What an audit finds, as plain values: the page and the JSON file hold these numbers, no others.
+
+Nothing in here names a client. Subgroups smaller than ``AuditSettings.min_cell`` are left out or
+merged before they get here, and counted. A file is read back into the same values and checked once,
+by pydantic.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from fedipw.errors import InputError
+from fedipw.evaluation.balance import BalanceTable
+from fedipw.evaluation.diagnostics import ReliabilityBin
+from fedipw.evaluation.evaluate import Sensitivity
+from fedipw.numerics.checks import some
+from fedipw.selection.overlap import Cell
+
+FORMAT, VERSION = "fedipw-audit", 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """What was asked for."""
+
+    scheme: str  # method of the weights
+    enrollment: str  # formula, or the names of the targets
+    participation: str
+    participation_fit: str
+    threshold: float  # a probability counted as small
+    min_cell: int  # subgroups with fewer clients, or rows, are not shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How many of each."""
+
+    population: float | None  # N; none where only shares are known
+    population_table: bool  # whether every client of the population is known, or totals alone
+    enrolled: int
+    rounds: int
+    rows: int  # of the ledger
+    replies: int
+    clients_replied: int  # at least once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """Counts of groups in shared bins; bins are merged until each group has none or enough."""
+
+    edges: tuple[float, ...]  # (bins + 1,)
+    counts: Mapping[str, tuple[int, ...]]  # (bins,) by group
+    log_scale: bool  # whether edges are in equal ratios
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One coefficient of a stage's logistic model."""
+
+    name: str
+    value: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """A fitted selection stage: enrollment, or a step of participation."""
+
+    stage: str  # enrollment, participation, availability, reply
+    formula: str
+    rows: int
+    rate: float  # share selected
+    auc: float | None
+    expected_error: float  # (E14)
+    calibration_ratio: float | None  # observed by expected (E18)
+    reliability: tuple[ReliabilityBin, ...]
+    coefficients: tuple[Coefficient, ...]
+    left_out: int  # rows without values
+    prob: Histogram  # of the probabilities: all rows, and those selected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapPart:
+    """Overlap of enrollment and population; probabilities are none where it has no model."""
+
+    threshold: float
+    smallest_prob: float | None
+    below: int | None
+    share_below: float | None
+    estimated_size: float | None
+    effective_sample_size: float | None
+    empty: tuple[Cell, ...]  # with nobody enrolled, the largest first
+    empty_small: int  # further cells, too small to be shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPart:
+    """How uneven some weights are."""
+
+    name: str  # "enrollment" (of the enrolled) or "replies" (of all replies)
+    count: int
+    zeros: int
+    negative: int
+    effective_sample_size: float
+    design_effect: float
+    largest_share: float
+    top_share: float  # of the total, in the largest 1%
+    quantiles: Mapping[str, float]  # "0.5": multiples of the mean weight
+    multiples: Histogram  # of weights over their mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLine:
+    """Replies of one level."""
+
+    level: str
+    rows: int
+    replies: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePart:
+    """Reply rates by the levels of a column, or by fifths of a number."""
+
+    column: str
+    lines: tuple[RateLine, ...]
+    hidden: int  # levels of too few rows to be shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatPart:
+    """Reply rates by hour and group; none where there are too few rows."""
+
+    column: str
+    clock: str  # "hour" of the day from opened_at, or "round of the day"
+    hours: tuple[int, ...]  # (h,)
+    levels: tuple[str, ...]  # (l,)
+    rate: tuple[tuple[float | None, ...], ...]  # (l, h)
+    rows: tuple[tuple[int | None, ...], ...]  # (l, h)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLine:
+    """One round, or some rounds in a row where there are many."""
+
+    first: int
+    last: int
+    opened_at: str | None
+    enrolled: float  # mean over the rounds
+    invited: float
+    replies: float
+    reply_rate: float | None  # none where nobody was enrolled
+    expected_rate: float | None  # mean fitted probability
+    calibration_ratio: float | None  # (E18)
+    effective_replies: float | None
+    weight_sum: float | None
+    largest_share: float | None
+    skipped: int  # rounds in which nobody could be weighed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateLine:
+    """A metric of one group by one estimator."""
+
+    group: str  # "everyone", or "column = level"
+    estimator: str  # plain, horvitz-thompson, hajek, greg
+    estimate: float | None
+    standard_error: float | None
+    low: float | None
+    high: float | None
+    effective_sample_size: float | None
+    clients: int
+    replies: int
+    reason: str  # why there is no number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricPart:
+    """A metric on the target population."""
+
+    name: str
+    rounds: int
+    confidence: float
+    estimates: tuple[EstimateLine, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    plain_odds_ratio: float | None  # at which the unweighted mean is inside the bounds
+    moved: float | None  # weighted minus plain
+    moved_error: float | None  # its standard error
+    hidden: int  # groups too small to be shown
+    gain: float | None  # of mean squared error by weighting (E32)
+    sensitivity_reason: str  # why there are no bounds
+
+
+class Level(StrEnum):
+    """How a finding should be taken."""
+
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One question an audit answers, by a stated rule."""
+
+    question: str  # "Is enrollment biased?"
+    answer: str  # "Yes", "No", "In part", "Unknown", ...
+    level: Level
+    text: str  # a sentence or two with the numbers
+    rule: str  # how the answer was reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the numbers say, in words."""
+
+    headline: str
+    findings: tuple[Finding, ...]
+    next_steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """Everything an audit found."""
+
+    __pydantic_config__ = {"strict": True, "allow_inf_nan": False}  # noqa: RUF012
+
+    title: str
+    settings: AuditSettings
+    sizes: Sizes
+    stages: tuple[StagePart, ...] = ()
+    overlap: OverlapPart | None = None
+    balance: BalanceTable | None = None
+    weights: tuple[WeightPart, ...] = ()
+    rates: tuple[RatePart, ...] = ()
+    heat: tuple[HeatPart, ...] = ()
+    rounds: tuple[RoundLine, ...] = ()
+    metric: MetricPart | None = None
+    unknown: tuple[str, ...] = ()  # what cannot be known from what was given
+    notes: tuple[str, ...] = ()  # what was skipped, left out or replaced on the way
+    verdict: Verdict | None = None
+    made_with: Mapping[str, str] = field(default_factory=dict)  # versions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; numbers that are not finite are null."""
+        return {"format": FORMAT, "version": VERSION, **plain(self)}
+
+    @classmethod
+    def from_json(cls, text: str, what: str = "the audit") -> Audit:
+        """Return the audit of a JSON file; ``what`` names it where it is refused."""
+        name = what.capitalize()
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name} cannot be read ({error}). Make it again.") from None
+        if not isinstance(given, dict) or given.get("format") != FORMAT:
+            raise InputError(f"{name} is not of the format {FORMAT}.")
+        if given.get("version") != VERSION:
+            raise InputError(
+                f"{name} has version {given.get('version')!r} of its format; this release reads "
+                f"version {VERSION}. Make it again with this release."
+            )
+        absent = [one.name for one in fields(cls) if one.name not in given]
+        if absent:
+            raise InputError(f"{name} lacks {', '.join(absent)}. Make it again.")
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            places = dict.fromkeys(".".join(map(str, one["loc"])) for one in error.errors())
+            raise InputError(f"{name} is damaged in {some(places)}. Make it again.") from None
+
+
+def plain(value: Any) -> Any:
+    """Return values as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

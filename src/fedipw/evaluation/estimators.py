@@ -1,0 +1,421 @@
+"""Means over the target population from replies: estimators, subgroups, standard errors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import numpy as np
+from scipy.special import stdtrit
+
+from fedipw.errors import InputError
+from fedipw.evaluation.phases import client_sums, inverse_of
+from fedipw.numerics.checks import check_positive, check_rows
+from fedipw.weighting.functions import effective_sample_size
+
+if TYPE_CHECKING:
+    from fedipw.evaluation.sample import TwoPhase, Variance
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+
+EVERYONE: Final = "everyone"
+PLAIN: Final = "plain"
+CLIENTS_PER_TERM = 5  # that replied, behind each column of a regression
+SMALLEST_GROUP = 2  # clients that replied, below which there is no standard error
+_ROUNDING = 1e-13  # of the largest value: standard errors below it are 0
+
+
+class Linear(NamedTuple):
+    """An estimate, and values u of the replies whose weighted sum has its error."""
+
+    estimate: float
+    values: FloatArray  # (m,)
+    leverage: FloatArray  # (n,) how much each client moves the mean its u are taken from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """Some clients of the population, told apart by something known of the enrolled.
+
+    With ``rounds`` the mean is over these rounds instead of all.
+    """
+
+    name: str = EVERYONE
+    inside: BoolArray | None = None  # (n,) of the enrolled; all if None
+    size: float | None = None  # in the population, where known
+    rounds: IntArray | None = None  # codes of rounds; all if None
+
+    def flags(self, sample: TwoPhase) -> FloatArray:
+        """Return 1 for replies of the group, 0 for others, (m,)."""
+        out = self.during(sample)
+        if self.inside is not None:
+            check_rows(sample.clients, inside=self.inside)
+            out *= self.inside[sample.client]
+        return out
+
+    def during(self, sample: TwoPhase) -> FloatArray:
+        """Return 1 for replies in the rounds of the group, whoever's they are, (m,)."""
+        if self.rounds is None:
+            return np.ones(len(sample.client))
+        return np.isin(sample.round, self.rounds).astype(np.float64)
+
+    def size_in(self, sample: TwoPhase) -> float | None:
+        """Return how many clients of the population it counts for, over the sample's rounds."""
+        if self.size is None or self.rounds is None:
+            return self.size
+        return self.size * len(self.rounds) / sample.rounds
+
+
+class MeanEstimator(ABC):
+    """A mean over a group of the population."""
+
+    name: str  # in tables
+
+    @abstractmethod
+    def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
+        """Return the estimate and its linearised values u; raise InputError if there is none."""
+
+    def part(self, chosen: BoolArray) -> MeanEstimator:
+        """Return the same for some of the replies, (m,)."""
+        del chosen
+        return self
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HorvitzThompsonMean(MeanEstimator):
+    r"""Weighted sum over the known size of the group.
+
+    .. math:: \hat\mu = \frac{1}{N_D} \sum_{i, r} w_{ir} D_i y_{ir}, \qquad
+       w_{ir} = \frac{\kappa_i A_{ir}}{R\, \hat p_{ir}}, \qquad u_{ir} = \frac{D_i y_{ir}}{N_D}
+       \qquad (E26)
+
+    ``left_out`` is how many replies have no value here. There is no estimate then: a sum without
+    them is too small, where a mean can do without.
+    """
+
+    left_out: int = 0
+    name = "horvitz-thompson"
+
+    def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
+        """Return the estimate and u."""
+        if self.left_out:
+            raise InputError(f"{self.left_out} replies are left out, so the sum is too small")
+        size = group.size_in(sample)
+        if size is None:
+            raise InputError("the size of the group in the population is not known")
+        u = group.flags(sample) * values / check_positive(size, "size")
+        return Linear(float(sample.weights @ u), u, np.zeros(sample.clients))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class HajekMean(MeanEstimator):
+    r"""Weighted sum over the sum of weights.
+
+    .. math:: \hat\mu = \frac{\sum w_{ir} D_i y_{ir}}{\sum w_{ir} D_i}, \qquad
+       u_{ir} = \frac{D_i (y_{ir} - \hat\mu)}{\sum w_{ir} D_i} \qquad (E27)
+
+    With ``counts``, the samples behind each value, :math:`D_i` is multiplied by them and the mean
+    is over samples instead of clients. Only this form of it exists: the number of samples of
+    clients that never enrolled is not known.
+    """
+
+    counts: FloatArray | None = None  # (m,)
+    name = "hajek"
+
+    def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
+        """Return the estimate and u."""
+        flags = group.flags(sample)
+        if self.counts is not None:
+            check_rows(len(flags), counts=self.counts)
+            flags = flags * self.counts
+        weights = sample.weights * flags
+        total = float(weights.sum())
+        if not total > 0.0:
+            raise InputError("no reply of the group carries weight")
+        estimate = float(weights @ values) / total
+        shares = client_sums(sample.client, weights / total, sample.clients)
+        return Linear(estimate, flags * (values - estimate) / total, shares)
+
+    def part(self, chosen: BoolArray) -> HajekMean:
+        """Return the mean with the counts of some replies."""
+        return self if self.counts is None else HajekMean(self.counts[chosen])
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class GregMean(MeanEstimator):
+    r"""Hájek's mean after regression on columns whose population means are known.
+
+    With :math:`B_{ir} = (1, b_i - \mu_b)` the weights become
+
+    .. math:: \omega_{ir} = w_{ir}\, e_1' \Big(\sum w B B'\Big)^{-1} B_{ir}, \qquad
+       \hat\mu = \frac{\sum \omega_{ir} D_i y_{ir}}{\sum \omega_{ir} D_i}, \qquad
+       u_{ir} = \frac{\omega_{ir}}{w_{ir}}
+       \frac{D_i (y_{ir} - \hat\mu) - B_{ir}'\hat\gamma}{\sum \omega_{ir} D_i} \qquad (E28)
+
+    and reproduce the population means of b; :math:`\hat\gamma` is the weighted regression of
+    :math:`D (y - \hat\mu)` on B. Consistent if the weights are right or the metric is linear in
+    b. Weights may be negative. All sums are over the rounds of the group.
+    """
+
+    balance: FloatArray  # (n, q) of the enrolled
+    mean: FloatArray  # (q,) of the population
+    name = "greg"
+
+    def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
+        """Return the estimate and u."""
+        during = group.during(sample)
+        B, w, flags = self._columns(sample), sample.weights * during, group.flags(sample)
+        seen = len(np.unique(sample.client[during > 0.0]))
+        needed = CLIENTS_PER_TERM * B.shape[1]
+        if seen < needed:
+            raise InputError(f"{seen} clients replied, a regression on {B.shape[1]} columns needs "
+                             f"{needed}")  # fmt: skip
+        own = client_sums(sample.client, w, sample.clients)  # b is the client's: sums over rounds
+        inverse = inverse_of((own[:, None] * B).T @ B)
+        factor = (B @ inverse[:, -1])[sample.client]
+        omega = w * factor
+        share = float(omega @ flags)
+        if not share > 0.0:
+            raise InputError("the regression leaves the group no weight")
+        estimate = float(omega @ (flags * values)) / share
+        apart = flags * (values - estimate)
+        gamma = inverse @ (B.T @ client_sums(sample.client, w * apart, sample.clients))
+        leverage = own * np.einsum("ij,ij->i", B @ inverse, B)
+        u = during * factor * (apart - (B @ gamma)[sample.client]) / share
+        return Linear(estimate, u, np.minimum(leverage, 1.0))
+
+    def _columns(self, sample: TwoPhase) -> FloatArray:
+        check_rows(sample.clients, balance=self.balance)
+        apart = self.balance - self.mean
+        scale = apart.std(axis=0)
+        b = apart / np.where(scale > 0.0, scale, 1.0)
+        return np.column_stack([b, np.ones(len(b))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over a group of the population, and how far to trust it."""
+
+    group: str
+    estimator: str
+    estimate: float
+    confidence: float
+    effective_sample_size: float  # of the clients' weights, (W10)
+    clients: int  # of the group that replied
+    replies: int
+    se: float = np.nan  # design-based (E23)
+    se_superpopulation: float | None = None  # (E24)
+    freedom: float = np.nan  # degrees of freedom of the interval (E29)
+    low: float = np.nan
+    high: float = np.nan
+    reason: str = ""  # why numbers are missing
+
+    def with_error(self, se: float, freedom: float, reason: str = "") -> Estimate:
+        """Return it with a standard error and the interval of Student's t."""
+        reach = float(stdtrit(max(freedom, 1.0), 0.5 + 0.5 * self.confidence)) * se
+        low, high = self.estimate - reach, self.estimate + reach
+        return replace(self, se=se, freedom=freedom, low=low, high=high, reason=reason)
+
+
+def population_means(
+    sample: TwoPhase,
+    values: FloatArray,
+    estimators: Sequence[MeanEstimator],
+    groups: Sequence[Group] = (Group(),),
+    *,
+    confidence: float = 0.95,
+) -> tuple[Estimate, ...]:
+    r"""Estimate the mean of a metric over the population and its groups.
+
+    The mean is over clients and rounds, each client counting alike; y is what a client would have
+    reported in a round, whether it replied or not. The interval is
+    :math:`\hat\mu \pm t\, \hat V^{1/2}` with the design-based variance (E23) of u and Student's
+    t of the degrees of freedom (E29).
+
+    Parameters
+    ----------
+    sample
+        The replies and both phases.
+    values
+        y of the replies, (m,).
+    estimators
+        Which means: :class:`HorvitzThompsonMean`, :class:`HajekMean`, :class:`GregMean`.
+    groups
+        Subgroups of the population; everyone by default.
+    confidence
+        Of the intervals.
+
+    Examples
+    --------
+    >>> from fedipw.evaluation.phases import KnownEnrollment
+    >>> from fedipw.evaluation.sample import TwoPhase
+    >>> phase = KnownEnrollment(weights=np.full(4, 2.0), population_size=8)
+    >>> sample = TwoPhase(client=np.array([0, 1, 3]), round=np.zeros(3, dtype=int),
+    ...                   prob=np.array([0.5, 1.0, 0.5]), rounds=1, enrollment=phase)
+    >>> found, = population_means(sample, np.array([1.0, 2.0, 4.0]), [HajekMean()])
+    >>> found.estimate, found.clients
+    (2.4, 3)
+    """
+    if not 0.0 < confidence < 1.0:
+        raise InputError(f"A confidence lies between 0 and 1, not {confidence}.")
+    check_rows(len(sample.client), values=values)
+    if not np.isfinite(values).all():
+        raise InputError(f"{int((~np.isfinite(values)).sum())} values are missing or infinite.")
+    pairs = [(group, estimator) for group in groups for estimator in estimators]
+    lines: list[Estimate] = []
+    for first in range(0, len(pairs), sample.together):
+        lines += _lines(sample, values, pairs[first : first + sample.together], confidence)
+    return tuple(lines)
+
+
+def _lines(
+    sample: TwoPhase,
+    values: FloatArray,
+    pairs: Sequence[tuple[Group, MeanEstimator]],
+    confidence: float,
+) -> list[Estimate]:
+    """Return some of the estimates; what they need for each reply is gone with them."""
+    lines, columns, leverages = [], [], []
+    for group, estimator in pairs:
+        line = _line(sample, group, estimator.name, sample.weights, confidence)
+        if not line.replies:
+            lines.append(replace(line, reason="nobody of the group replied"))
+            continue
+        try:
+            linear = estimator.linear(sample, values, group)
+        except InputError as error:
+            lines.append(replace(line, reason=str(error)))
+            continue
+        lines.append(replace(line, estimate=linear.estimate))
+        columns.append(linear.values)
+        leverages.append(linear.leverage)
+    if not columns:
+        return lines
+    u, leverage = np.column_stack(columns), np.column_stack(leverages)
+    del columns, linear  # each has a number for every reply, as u has
+    found = sample.variance(u, leverage)
+    tiny = (_ROUNDING * float(np.abs(values).max())) ** 2
+    column = iter(range(u.shape[1]))
+    return [
+        line if line.reason else _with_variance(line, found, next(column), tiny) for line in lines
+    ]
+
+
+def _line(
+    sample: TwoPhase, group: Group, estimator: str, weights: FloatArray, confidence: float
+) -> Estimate:
+    """Return a line without numbers yet; replies count by weights, (m,)."""
+    inside = group.flags(sample) > 0.0
+    clients = client_sums(sample.client[inside], weights[inside], sample.clients)
+    return Estimate(
+        group=group.name,
+        estimator=estimator,
+        estimate=np.nan,
+        confidence=confidence,
+        effective_sample_size=effective_sample_size(clients) if clients.any() else 0.0,
+        clients=len(np.unique(sample.client[inside])),
+        replies=int(inside.sum()),
+    )
+
+
+def _with_variance(line: Estimate, found: Variance, k: int, tiny: float) -> Estimate:
+    """Return a line with the k-th of some variances; those below ``tiny`` are 0."""
+    if line.clients < SMALLEST_GROUP:
+        return replace(line, reason=f"{line.clients} client replied: no standard error")
+    variance, freedom, reason = float(found.variance[k]), float(found.freedom[k]), ""
+    wide = None if found.superpopulation is None else max(float(found.superpopulation[k]), 0.0)
+    if abs(variance) <= tiny:
+        variance = 0.0
+    if variance < 0.0:
+        reason = "the design-based variance came out negative: "
+        reason += "there is no other" if wide is None else "this is the superpopulation's"
+        variance = np.nan if wide is None else wide
+    line = replace(line, se_superpopulation=None if wide is None else float(np.sqrt(wide)))
+    return line.with_error(float(np.sqrt(variance)), freedom, reason)
+
+
+def plain_means(
+    sample: TwoPhase,
+    values: FloatArray,
+    groups: Sequence[Group],
+    confidence: float = 0.95,
+    counts: FloatArray | None = None,
+) -> tuple[Estimate, ...]:
+    r"""Return the mean of the replies as they came, with an error clustered by client.
+
+    .. math:: \bar y = \frac{1}{m} \sum y_{ir}, \qquad \text{se}^2 = \frac{n}{n - 1}
+       \frac{1}{m^2} \sum_i \Big(\sum_r (y_{ir} - \bar y)\Big)^2 \qquad (E31)
+
+    It is about those who reply, not about the population: the interval says how well *their* mean
+    is known. With ``counts`` (m,) each reply counts as often, and m is their sum.
+    """
+    often = np.ones(len(values)) if counts is None else counts
+    return tuple(_plain(sample, values, often, group, confidence) for group in groups)
+
+
+def _plain(
+    sample: TwoPhase, values: FloatArray, often: FloatArray, group: Group, confidence: float
+) -> Estimate:
+    line = _line(sample, group, PLAIN, often, confidence)
+    if not line.replies:
+        return replace(line, freedom=0.0, reason="nobody of the group replied")
+    inside = group.flags(sample) > 0.0
+    client, y, often = sample.client[inside], values[inside], often[inside]
+    total, n = float(often.sum()), line.clients
+    mean = float(often @ y) / total
+    line = replace(line, estimate=mean)
+    if n < SMALLEST_GROUP:
+        return replace(line, freedom=0.0, reason=f"{n} client replied: no standard error")
+    sums = client_sums(client, often * (y - mean), sample.clients)
+    return line.with_error(float(np.sqrt(n / (n - 1) * (sums**2).sum())) / total, n - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Hájek's mean less the plain mean of the same replies."""
+
+    difference: float
+    se: float  # both estimated from the same clients
+    weighted_se: float
+    plain_se: float
+
+    @property
+    def bias_squared(self) -> float:
+        """The plain mean's squared bias, less what chance adds to the difference; 0 at least."""
+        return max(self.difference**2 - self.se**2, 0.0)
+
+    @property
+    def gain(self) -> float:
+        """Mean squared error of the plain mean less that of the weighted one."""
+        return self.bias_squared + self.plain_se**2 - self.weighted_se**2
+
+
+def moved_by_weights(
+    sample: TwoPhase, values: FloatArray, counts: FloatArray | None = None
+) -> Moved:
+    r"""Return the difference weighting makes, and whether it pays for its variance.
+
+    .. math:: \text{gain} = \max(\hat d^2 - \text{se}_d^2, 0) + \text{se}_{plain}^2
+       - \text{se}_{weighted}^2, \qquad d = \hat\mu_{Hajek} - \bar y \qquad (E32)
+
+    The first term estimates the squared bias of the plain mean; the errors of both means are sums
+    of squared influences over the same clients, with nothing taken off for the finite population.
+    Where the gain is below 0 the plain mean is nearer to the population's, as far as these replies
+    tell. With ``counts`` (m,) both are means over samples.
+    """
+    linear = HajekMean(counts).linear(sample, values, Group())
+    often = np.ones(len(values)) if counts is None else counts
+    share = often / often.sum()
+    mean = float(share @ values)
+    plain = client_sums(sample.client, share * (values - mean), sample.clients)
+    weighted = sample.influence(linear.values[:, None])[:, 0]
+    return Moved(
+        difference=linear.estimate - mean,
+        se=float(np.sqrt(((weighted - plain) ** 2).sum())),
+        weighted_se=float(np.sqrt((weighted**2).sum())),
+        plain_se=float(np.sqrt((plain**2).sum())),
+    )

@@ -1,0 +1,476 @@
+"""The two phases behind a reply, and what estimating each of them does to the error of a mean.
+
+Enrollment is known, fitted or calibrated; participation is a product of fitted steps. Fits may have
+a ridge penalty (P4): it counts in the information that their coefficients move by.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import check_rows
+from fedipw.numerics.logistic import sigmoids
+from fedipw.selection.logistic import block_sums, logistic_fit
+from fedipw.tables.partitions import Block, Blocks, Partitions, sum_over
+
+if TYPE_CHECKING:
+    from fedipw.calibration import Distance, InverseLogit
+    from fedipw.numerics.types import CodeArray, FloatArray, IntArray, LabelArray
+    from fedipw.selection.logistic import LogisticFit
+    from fedipw.tables.partitions import Frame
+    from fedipw.weighting.balance import Balance
+
+T = TypeVar("T")
+_RANK_TOL = 1e-10  # of eigenvalues of an information, columns scaled to one
+
+
+def client_sums(client: CodeArray, values: FloatArray, n: int) -> FloatArray:
+    """Return the sums of values (m,) by client, (n,); codes of n do not count."""
+    return np.bincount(client, values, n + 1)[:n].astype(np.float64, copy=False)
+
+
+def inverse_of(information: FloatArray) -> FloatArray:
+    """Return the inverse of an information; columns that follow from others share theirs."""
+    size = np.sqrt(np.diag(information))
+    scale = np.where(size > 0.0, size, 1.0)
+    both = np.outer(scale, scale)
+    inside = np.linalg.pinv(information / both, rcond=_RANK_TOL, hermitian=True)
+    out: FloatArray = inside / both
+    return out
+
+
+def _ridge(frame: Frame, fit: LogisticFit) -> FloatArray:
+    """Return the penalty of coefficients in a frame, constant last, (q + 1,)."""
+    return np.append(fit.l2 / frame.scale**2, 0.0)
+
+
+def _in_frame(frame: Frame, fit: LogisticFit) -> FloatArray:
+    """Return a fit's coefficients in a frame, constant last, (q + 1,)."""
+    beta: FloatArray = frame.matrix() @ np.append(fit.coefficients, fit.intercept)
+    return beta
+
+
+def _refitted(rows: Partitions, frame: Frame, fit: LogisticFit, weights: FloatArray) -> FloatArray:
+    """Return coefficients in the frame, constant last, of the same fit with row weights."""
+    start = np.append(fit.coefficients, fit.intercept)
+    again = logistic_fit(_Reweighted(rows, weights), fit.names, frame=frame, l2=fit.l2, start=start)
+    return _in_frame(frame, again.checked())
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reweighted:
+    """Partitions with other row weights."""
+
+    inner: Partitions
+    weights: FloatArray  # (rows,)
+
+    @property
+    def rows(self) -> int:
+        return self.inner.rows
+
+    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
+        return self.inner.reduced(lambda block: function(self._now(block)), combine)
+
+    def _now(self, block: Block) -> Block:
+        return block._replace(weights=self.weights[block.start : block.start + block.rows])
+
+
+class Without(NamedTuple):
+    """Enrollment when a group of clients is left out."""
+
+    weights: FloatArray  # (n,); of no use for the group left out
+    share: float  # of the population that the weights stand for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnrollmentPhase(ABC):
+    """Enrollment weights of the n enrolled, and what estimating them explains of a total.
+
+    What is given here holds for weights that nobody estimated.
+    """
+
+    weights: FloatArray  # how many clients of the population each of the enrolled stands for, (n,)
+
+    @property
+    def fraction(self) -> FloatArray:
+        """The share of those that it is itself, (n,); 0 where the population's size is unknown."""
+        return 1.0 / np.maximum(self.weights, 1.0)
+
+    @property
+    def leverage(self) -> FloatArray:
+        """How much each of the enrolled moves its own fit, (n,)."""
+        return np.zeros(len(self.weights))
+
+    def explained(self, totals: FloatArray) -> FloatArray:
+        """Return the part s of weights times totals that the estimated weights explain, (n, K)."""
+        return np.zeros_like(totals)
+
+    def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray | None:
+        """Return the sum of squares of (E24), (K,); none where others are not known."""
+        del influence, totals
+        return None
+
+    def target_variance(self, totals: FloatArray) -> FloatArray:
+        """Return the variance that errors of the population means add, (K,)."""
+        return np.zeros(totals.shape[1])
+
+    @property
+    def units(self) -> int:
+        """Number of clients that a jackknife cuts into groups."""
+        return len(self.weights)
+
+    def resampled(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
+        """Return the sum of squares that leaving out groups of the units measures, (K,)."""
+        left = influence - self.explained(totals)
+        out: FloatArray = ((left - left.mean(axis=0)) ** 2).sum(axis=0)
+        return out
+
+    @abstractmethod
+    def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
+        """Yield the weights estimated anew without each of ``count`` groups in turn.
+
+        ``groups`` (n,) are those of the enrolled, 0 to count - 1; clients that are not enrolled
+        are given theirs by ``rng``, so that groups of all units are equally large.
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedEnrollment(EnrollmentPhase):
+    r"""Enrollment by a logistic model fitted on the whole population.
+
+    Each of the enrolled stands for :math:`\kappa_i = 1/\hat\pi_i` clients. Fitting
+    :math:`\hat\pi` takes from :math:`\kappa_i t_i` what the scores explain,
+
+    .. math:: s_i = z_i' I^{-1} \sum_{j \in E} \frac{1 - \hat\pi_j}{\hat\pi_j}\, t_j z_j,
+       \qquad I = \sum_{i=1}^N \hat\pi_i (1 - \hat\pi_i) z_i z_i' + l_2 D, \qquad (E20)
+
+    with D the identity but for the constant, whose coefficient has no penalty.
+    """
+
+    design: FloatArray  # (n, q + 1) of the enrolled, constant last
+    prob: FloatArray  # (n,)
+    inverse: FloatArray  # (q + 1, q + 1), of the information
+    outside: FloatArray  # (q + 1, q + 1), sum over the others of prob^2 z z'
+    score: FloatArray  # (q + 1,) sum over all N of (E - prob) z; 0 without a penalty
+    population_size: int
+    rows: Partitions  # the population, in the frame of the design
+    frame: Frame
+    fit: LogisticFit
+
+    @classmethod
+    def of(cls, partitions: Partitions, frame: Frame, fit: LogisticFit, columns: FloatArray
+    ) -> FittedEnrollment:  # fmt: skip
+        """Return the phase of a fit on a population in ``frame``; ``columns`` (q, n) are not."""
+        beta, ridge = _in_frame(frame, fit), _ridge(frame, fit)
+        information, outside, rows = sum_over(partitions, partial(_population_sums, beta=beta))
+        inside = frame.standard(columns.copy())
+        prob = sigmoids(np.ascontiguousarray(beta[:-1] @ inside + beta[-1]), shift=0.0)
+        return cls(
+            weights=1.0 / prob,
+            design=np.vstack([inside, np.ones(columns.shape[1])]).T.copy(),
+            prob=prob,
+            inverse=inverse_of(information + np.diag(ridge)),
+            outside=outside,
+            score=ridge * beta,
+            population_size=rows,
+            rows=partitions,
+            frame=frame,
+            fit=fit,
+        )
+
+    @property
+    def fraction(self) -> FloatArray:
+        """The probability, (n,)."""
+        return self.prob
+
+    @property
+    def leverage(self) -> FloatArray:
+        """Of the rows of the enrolled in the fit, (n,)."""
+        own = np.einsum("ij,jk,ik->i", self.design, self.inverse, self.design)
+        out: FloatArray = self.prob * (1.0 - self.prob) * own
+        return out
+
+    def explained(self, totals: FloatArray) -> FloatArray:
+        """Return s of (E20), (n, K)."""
+        return self.design @ self._slope(totals)
+
+    def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
+        """Return the sum over all N clients of squares about their mean, (K,)."""
+        slope = self._slope(totals)
+        enrolled = influence - (1.0 - self.prob)[:, None] * (self.design @ slope)
+        squares = (enrolled**2).sum(axis=0) + np.einsum("jk,jl,lk->k", slope, self.outside, slope)
+        mean = (influence.sum(axis=0) - self.score @ slope) / self.population_size
+        out: FloatArray = squares - self.population_size * mean**2
+        return out
+
+    @property
+    def units(self) -> int:
+        """All clients of the population."""
+        return self.population_size
+
+    def resampled(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
+        """Return that of the superpopulation: every client may be left out, (K,)."""
+        return self.superpopulation(influence, totals)
+
+    def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
+        """Yield weights of models fitted without each group."""
+        enrolled = self.rows.reduced(_labels, np.append) == 1
+        of_rows = np.empty(self.population_size, dtype=np.int64)
+        of_rows[enrolled], of_rows[~enrolled] = groups, _others(self.units, groups, count, rng)
+        for g in range(count):
+            beta = _refitted(self.rows, self.frame, self.fit, 1.0 * (of_rows != g))
+            weights = 1.0 / sigmoids(np.ascontiguousarray(self.design @ beta), shift=0.0)
+            yield Without(weights, float((of_rows != g).mean()))
+
+    def _slope(self, totals: FloatArray) -> FloatArray:
+        odds = (1.0 - self.prob) / self.prob
+        slope: FloatArray = self.inverse @ (self.design.T @ (odds[:, None] * totals))
+        return slope
+
+
+def _population_sums(block: Block, beta: FloatArray) -> tuple[FloatArray, FloatArray, int]:
+    sums, _ = block_sums(block, beta)
+    rows = np.vstack([block.columns, np.ones(block.rows)])[:, block.labels == 0]
+    prob = sigmoids(np.ascontiguousarray(beta @ rows), shift=0.0)
+    return sums.hessian, (rows * prob**2) @ rows.T, block.rows
+
+
+def _labels(block: Block) -> LabelArray:
+    return block.labels.copy()  # a block of a scratch file lends its memory to the next
+
+
+def _others(units: int, taken: IntArray, count: int, rng: np.random.Generator) -> IntArray:
+    """Return groups of the units that have none yet, so that all groups are equally large."""
+    room = np.bincount(np.arange(units) % count, minlength=count)
+    room -= np.bincount(taken, minlength=count)
+    if (room < 0).any():
+        raise InputError("A group of the jackknife has more enrolled clients than its share.")
+    return rng.permutation(np.repeat(np.arange(count), room))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CalibratedEnrollment(EnrollmentPhase):
+    r"""Enrollment by calibration to population means.
+
+    Each of the enrolled stands for :math:`\kappa_i = N q_i` clients. With the slopes
+    :math:`F_i' = F'(\lambda'b_i)` of the calibrated weights, calibration takes from
+    :math:`\kappa_i t_i`
+
+    .. math:: s_i = \kappa_i b_i' B, \qquad
+       B = \Big(\sum_{j \in E} F_j' b_j b_j'\Big)^{-1} \sum_{j \in E} F_j' b_j t_j. \qquad (E21)
+
+    Where N is not known the total is that of the enrolled, which changes no mean, and nothing is
+    taken off for the finite population: the fraction is 0, and intervals are too wide rather than
+    too narrow. Standard errors of the targets add :math:`N^2 B' \text{diag}(se^2) B`.
+    """
+
+    balance: FloatArray  # (n, q) in deviations from the target
+    scale: FloatArray  # (q,) of the deviations
+    slopes: FloatArray  # F', (n,)
+    size: float | None  # N
+    source: Balance
+    distance: Distance | InverseLogit
+    target_error: FloatArray | None = None  # (q,)
+
+    @classmethod
+    def of(cls, balance: Balance, distance: Distance | InverseLogit) -> CalibratedEnrollment:
+        """Return the phase of a balance calibrated by a distance."""
+        found = balance.calibration(distance)
+        size = balance.population_size
+        scale = np.where(found.deviation > 0.0, found.deviation, 1.0)
+        known = bool(np.isfinite(size))
+        return cls(
+            weights=found.weights * (size if known else len(found.weights)),
+            balance=balance.matrix[balance.enrolled] - found.target,
+            scale=scale,
+            slopes=distance.slope(found.ratio),
+            size=size if known else None,
+            source=balance,
+            distance=distance,
+            target_error=balance.se,
+        )
+
+    @property
+    def fraction(self) -> FloatArray:
+        """1/(N q), at most 1, (n,); 0 where N is not known."""
+        return (0.0 if self.size is None else 1.0) / np.maximum(self.weights, 1.0)
+
+    @property
+    def leverage(self) -> FloatArray:
+        """Of the rows of the enrolled in the regression behind B, (n,)."""
+        b = self._columns
+        own = np.einsum("ij,jk,ik->i", b, inverse_of((self.slopes[:, None] * b).T @ b), b)
+        out: FloatArray = np.minimum(self.slopes * own, 1.0)
+        return out
+
+    @property
+    def _columns(self) -> FloatArray:
+        return np.column_stack([self.balance / self.scale, np.ones(len(self.balance))])
+
+    def _slope(self, totals: FloatArray) -> FloatArray:
+        b = self._columns
+        tilted = self.slopes[:, None] * b
+        found: FloatArray = inverse_of(tilted.T @ b) @ (tilted.T @ totals)
+        return found
+
+    def explained(self, totals: FloatArray) -> FloatArray:
+        """Return s of (E21), (n, K)."""
+        return self.weights[:, None] * (self._columns @ self._slope(totals))
+
+    def target_variance(self, totals: FloatArray) -> FloatArray:
+        """Return what standard errors of the targets add, (K,)."""
+        if self.target_error is None:
+            return np.zeros(totals.shape[1])
+        slope = (
+            self._slope(totals)[:-1]
+            * (self.weights.sum() * self.target_error / self.scale)[:, None]
+        )
+        out: FloatArray = (slope**2).sum(axis=0)
+        return out
+
+    def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
+        """Yield weights calibrated without each group; the population keeps its size."""
+        del rng
+        for g in range(count):
+            enrolled = self.source.enrolled.copy()
+            enrolled[enrolled] = groups != g
+            found = replace(self.source, enrolled=enrolled).calibration(self.distance)
+            weights = np.zeros(len(groups))
+            weights[groups != g] = found.weights * self.weights.sum()
+            yield Without(weights, 1.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownEnrollment(EnrollmentPhase):
+    """Enrollment weights from outside, 1/probability: nothing was estimated."""
+
+    population_size: int | None = None
+    signed: bool = False  # whether weights may be negative, as those of a linear calibration
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.weights) & (self.signed | (self.weights >= 0.0))).all():
+            raise InputError("Enrollment weights must be finite and not negative.")
+
+    def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray | None:
+        """Return the sum over all N clients of squares about their mean, (K,)."""
+        del totals
+        if self.population_size is None:
+            return None
+        mean = influence.sum(axis=0) / self.population_size
+        out: FloatArray = (influence**2).sum(axis=0) - self.population_size * mean**2
+        return out
+
+    def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
+        """Yield the weights: nothing is estimated."""
+        del rng
+        for g in range(count):
+            yield Without(self.weights, float((groups != g).mean()))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPhase:
+    r"""One fitted step of participation: its rows, and what fitting it does to client totals.
+
+    A total :math:`\sum_i \kappa_i t_i` of replies weighted by 1/p moves with the step's
+    coefficients, so fitting them adds to client i's contribution
+
+    .. math:: -c_i' g, \qquad c_i = \sum_r x_{ir} (A_{ir} - \hat p_{ir}), \qquad
+       g = I^{-1} \sum_{i, r} A_{ir} \frac{\kappa_i u_{ir}}{R\, \hat p_{ir}}
+       (1 - \hat p^{step}_{ir})\, x_{ir} \qquad (E22)
+
+    with I the step's information, its ridge penalty included: the sums run over rounds, so a
+    client's rounds may depend on each other.
+    """
+
+    rows: Blocks  # in a frame, labels say who passed
+    frame: Frame
+    fit: LogisticFit
+    clients: CodeArray  # (rows,) code of each row's client; n for those outside the sample
+    inverse: FloatArray  # (q + 1, q + 1), of the information
+    scores: FloatArray  # c, (n, q + 1)
+    leverage: FloatArray  # (n,) of a client's rows together
+    replies: IntArray  # (m,) row of each reply, rising
+    reply_prob: FloatArray  # (m,) of passing this step, at the replies
+
+    @classmethod
+    def of(
+        cls,
+        rows: Blocks,
+        frame: Frame,
+        fit: LogisticFit,
+        *,
+        clients: CodeArray,
+        replies: IntArray,
+        n: int,
+    ) -> StepPhase:
+        """Return the phase of a fit on rows in ``frame``, by two passes over them."""
+        check_rows(rows.rows, clients=clients)
+        if len(replies) and (np.diff(replies) <= 0).any():
+            raise InputError("Replies must be in the order of the rows.")
+        beta = _in_frame(frame, fit)
+        sums, _ = sum_over(rows, partial(block_sums, beta=beta))
+        inverse = inverse_of(sums.hessian + np.diag(_ridge(frame, fit)))
+        scores, leverage, prob = np.zeros((n, len(beta))), np.zeros(n), np.empty(len(replies))
+        for block in rows:
+            p, mine = _prob(block.columns, beta), clients[block.start : block.start + block.rows]
+            residual = block.labels - p
+            for j, column in enumerate(block.columns):
+                scores[:, j] += client_sums(mine, residual * column, n)
+            scores[:, -1] += client_sums(mine, residual, n)
+            leverage += client_sums(mine, p * (1.0 - p) * _lengths(block.columns, inverse), n)
+            at, here = _replies_in(block, replies)
+            prob[at] = p[here]
+        return cls(
+            rows=rows, frame=frame, fit=fit, clients=clients, inverse=inverse, scores=scores,
+            leverage=np.minimum(leverage, 1.0), replies=replies, reply_prob=prob,
+        )  # fmt: skip
+
+    def deleted(self, groups: IntArray, count: int) -> Iterator[FloatArray]:
+        """Yield the step's probabilities at the replies, (m,), fitted without each group."""
+        of_rows = np.append(groups, -1)[self.clients]
+        for g in range(count):
+            beta = _refitted(self.rows, self.frame, self.fit, 1.0 * (of_rows != g))
+            prob = np.empty(len(self.replies))
+            for block in self.rows:
+                at, here = _replies_in(block, self.replies)
+                prob[at] = _prob(block.columns[:, here], beta)
+            yield prob
+
+    def fitted_part(self, weights: FloatArray, values: FloatArray) -> FloatArray:
+        """Return c'g of each client, (n, K), for replies of weights kappa / (R p) and values u."""
+        total = np.zeros((len(self.inverse), values.shape[1]))
+        for block in self.rows:
+            at, here = _replies_in(block, self.replies)
+            pull = (weights[at] * (1.0 - self.reply_prob[at]))[:, None] * values[at]
+            total[:-1] += block.columns[:, here] @ pull
+            total[-1] += pull.sum(axis=0)
+        return self.scores @ (self.inverse @ total)
+
+
+def _replies_in(block: Block, replies: IntArray) -> tuple[slice, IntArray]:
+    """Return which replies are rows of a block, and which rows of it they are."""
+    first, last = np.searchsorted(replies, (block.start, block.start + block.rows))
+    return slice(int(first), int(last)), replies[first:last] - block.start
+
+
+def _prob(columns: FloatArray, beta: FloatArray) -> FloatArray:
+    return sigmoids(np.ascontiguousarray(beta[:-1] @ columns + beta[-1]), shift=0.0)
+
+
+def _lengths(columns: FloatArray, inverse: FloatArray) -> FloatArray:
+    """Return x' I^-1 x of rows by column, the constant among x, (m,)."""
+    within = np.einsum("jm,jm->m", columns, inverse[:-1, :-1] @ columns)
+    out: FloatArray = within + 2.0 * (inverse[-1, :-1] @ columns) + inverse[-1, -1]
+    return out

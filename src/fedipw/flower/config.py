@@ -1,0 +1,164 @@
+"""The configuration of a run: population, method and formulas, from a user's arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import polars as pl
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import some
+from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.selection.steps import AVAILABILITY_COLUMNS, COLUMNS
+from fedipw.tables.columns import ID, OWN_COLUMNS
+from fedipw.tables.formula import formula_names
+from fedipw.tables.ledger import Ledger
+from fedipw.tables.population import Population
+from fedipw.tables.table import TableLike
+from fedipw.tables.targets import TargetsLike
+from fedipw.weighting.replay import Plan
+from fedipw.weighting.settings import Settings
+from fedipw.weighting.weigher import StagedEnrollment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunConfig:
+    """The target population, how replies are weighted, and what clients are asked."""
+
+    stage: EnrollmentStage
+    plan: Plan
+    columns: tuple[str, ...]  # asked of clients before every round
+    settings: Mapping[str, Any]  # those a resumed run must share
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        population: TableLike | None,
+        enrolled: TableLike | None,
+        targets: TargetsLike | None,
+        population_size: float | None,
+        covariates: Sequence[str] | None,
+        settings: Settings,
+    ) -> Self:
+        """Return the configuration, its tables read and checked."""
+        who = _population(population, enrolled, targets, population_size, settings.enrollment)
+        columns = _asked(settings.participation, covariates, who.clients.schema.names())
+        plan, stage = settings.plan(who), settings.stage(who, later=columns)
+        shared = {
+            "scheme": plan.method.name, "enrollment": settings.enrollment,
+            "participation": settings.participation, "availability": settings.availability,
+            "history": settings.history, "columns": list(columns), "trim": settings.trim,
+            "refit_every": settings.refit_every, "l2": settings.l2,
+            "clients": stage.members.size,
+        }  # fmt: skip
+        chosen = settings.classifier
+        fits = {
+            "classifier": chosen if chosen is None or isinstance(chosen, str) else repr(chosen),
+            "folds": settings.folds, "score_calibration": settings.score_calibration,
+        }  # fmt: skip
+        if any(value is not None for value in fits.values()):
+            shared |= fits
+        return cls(stage=stage, plan=plan, columns=columns, settings=shared)
+
+    def asked(self, ledger: Ledger) -> dict[str, pl.DataType | None]:
+        """Return the covariates clients are asked for, with types known from earlier rounds."""
+        known = ledger.schema if ledger.rounds else {}
+        return {name: known.get(name) for name in self.columns}
+
+    def lines(self) -> list[str]:
+        """Return the log's lines at the start."""
+        formulas, known = self.plan.formulas, f"{self.stage.members.size} enrolled clients"
+        targets, size = self.stage.population.targets, self.stage.size
+        if targets is not None:
+            known += f", {len(targets.names)} population totals"
+        elif size is not None:
+            known += f" of {size:.6g}"
+        return [
+            f"{self.plan.method.name}; {known}",
+            f"availability ~ {formulas.availability}, reply ~ {formulas.reply}"
+            + (" and history" if formulas.history else ""),
+            f"asked before every round: {', '.join(self.columns) or 'nothing'}",
+        ]
+
+    def influence(self, clip: float | None) -> str:
+        """Return the bound on one client's influence, as far as it is known at the start.
+
+        The weight of a client is its enrollment factor over its participation probability; the
+        first is known now, the second when a round closes.
+        """
+        if clip is None:
+            return "updates are not clipped: one client can move the aggregate without bound"
+        everybody = np.ones(self.stage.members.size, dtype=np.bool_)
+        method, members = self.plan.method, self.stage.members
+        found = method.at(StagedEnrollment(self.stage, method).at(everybody)).influence()
+        bound = f"no client moves the aggregate by more than {clip:g} x max w"
+        later = "each round's metrics hold its bound as fedipw-influence"
+        changes = members.changes and found.factor is not None
+        if not found.known or changes:
+            return f"{bound}, known when a round closes (fedipw-influence in its metrics)"
+        if found.factor is None:
+            return f"{bound} <= {_up(clip)}, since weights are shares"
+        least = "" if found.share is None else f", and at least {_up(clip * found.share)}"
+        return (
+            f"{bound}; w = e / (participation probability) with e <= {_up(found.factor)}, so "
+            f"{_up(clip * found.factor)} over that probability{least}; {later}"
+        )
+
+
+def _up(value: float) -> str:
+    """Return a number with four digits, never below it.
+
+    >>> _up(0.123412), _up(2.0)
+    ('0.1235', '2')
+    """
+    digit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    shown = f"{value:.4g}"
+    return shown if float(shown) >= value else f"{(math.floor(value / digit) + 1) * digit:.4g}"
+
+
+def _population(
+    population: TableLike | None,
+    enrolled: TableLike | None,
+    targets: TargetsLike | None,
+    size: float | None,
+    enrollment: str,
+) -> Population:
+    """Return the population of a user's arguments, or raise if they do not go together."""
+    if (population is None) == (enrolled is None):
+        raise InputError("Give population=, or enrolled= together with targets=.")
+    if (enrolled is None) != (targets is None):
+        raise InputError("enrolled= and targets= go together.")
+    if population is not None:
+        if size is not None:
+            raise InputError("population_size= goes with targets=: a population table has its own.")
+        return Population(population)
+    if enrollment != ".":
+        raise InputError("enrollment= goes with population=: with targets= it is calibrated.")
+    assert enrolled is not None
+    assert targets is not None
+    return Population.from_totals(enrolled, targets, size)
+
+
+def _asked(formula: str, covariates: Sequence[str] | None, table: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to ask clients for: those named that neither table nor history has."""
+    known = {*table, *COLUMNS, *AVAILABILITY_COLUMNS}
+    named = tuple(name for name in formula_names(formula) if name not in known)
+    columns = tuple(dict.fromkeys(named if covariates is None else covariates))
+    taken = [name for name in columns if name in {*known, ID, *OWN_COLUMNS}]
+    if taken:
+        raise InputError(
+            f"{some(map(repr, taken))} cannot be asked of clients: the table has it, or it has a "
+            "meaning of its own in a ledger. Rename it."
+        )
+    lacking = [name for name in named if name not in columns]
+    if lacking:
+        raise InputError(
+            f"The participation formula names {some(map(repr, lacking))}, which neither the table "
+            "nor covariates= has."
+        )
+    return columns

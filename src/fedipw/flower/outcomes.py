@@ -1,0 +1,239 @@
+"""The invitations of a round and their outcomes: its rows in the ledger, metrics and log lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from logging import getLogger
+from typing import Final
+
+import numpy as np
+import polars as pl
+from flwr.app import Error, Message, MetricRecord
+
+from fedipw.errors import InputError
+from fedipw.flower.client import DECLINED_CODE
+from fedipw.flower.roster import Attendance
+from fedipw.numerics.checks import some
+from fedipw.numerics.types import BoolArray
+from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.tables.columns import AVAILABLE, ID, INVITE_PROB, INVITED, OPENED_AT
+from fedipw.tables.ledger import Ledger
+from fedipw.weighting.live import Live
+from fedipw.weighting.replay import Plan
+from fedipw.weighting.weigher import RoundWeights
+
+PREFIX: Final = "fedipw-"  # of the metrics added to a strategy's own
+Values = dict[str, float | list[float]]
+_LOG = getLogger("flwr.fedipw")
+
+
+class Outcome(Enum):
+    """The outcome of an invitation, as in the ledger's column ``fate``."""
+
+    REPLIED = "replied"
+    REFUSED = "refused"  # a reply the screen refused
+    DECLINED = "declined"  # the client refused
+    RAISED = "raised"  # the client's code raised an error
+    CRASHED = "crashed"  # the client's process ended
+    LOST = "lost"  # the node went offline
+    EXPIRED = "expired"  # the message outlived its time
+    FAILED = "failed"  # any other error
+    SILENT = "silent"  # no answer in time
+
+
+_BY_CODE: Mapping[int, Outcome] = {
+    2: Outcome.RAISED,
+    3: Outcome.EXPIRED,
+    4: Outcome.EXPIRED,
+    5: Outcome.LOST,
+    8: Outcome.CRASHED,
+}
+
+
+def outcome_of(error: Error) -> Outcome:
+    """Return the outcome that an error reply stands for.
+
+    >>> from flwr.app import Error
+    >>> outcome_of(Error(2, "ValueError")).value, outcome_of(Error(1000, "on battery")).value
+    ('raised', 'declined')
+    """
+    if error.code >= DECLINED_CODE:
+        return Outcome.DECLINED
+    return _BY_CODE.get(error.code, Outcome.FAILED)
+
+
+@dataclass(slots=True)
+class RoundOutcomes:
+    """Outcomes of a round's invitations and the replies, by place in the round's table."""
+
+    outcomes: dict[int, Outcome]
+    replies: dict[int, Message] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)  # why a reply was refused
+    strays: int = 0  # messages that answer no invitation of the round, or answer it again
+
+    @classmethod
+    def of(cls, invited: Mapping[int, Message], messages: Iterable[Message]) -> RoundOutcomes:
+        """Return the outcomes of invitations, by place, from the messages that came back.
+
+        A message belongs to the invitation whose identifier it answers: errors the server makes
+        itself carry no client's node. The first answer counts.
+        """
+        places = {message.metadata.message_id: place for place, message in invited.items()}
+        made = cls(dict.fromkeys(sorted(invited), Outcome.SILENT))
+        answered: set[int] = set()
+        arrived: dict[int, Message] = {}
+        for message in messages:
+            place = places.get(message.metadata.reply_to_message_id)
+            if place is None or place in answered:
+                made.strays += 1
+                continue
+            answered.add(place)
+            if message.has_error():
+                made.outcomes[place] = outcome_of(message.error)
+            else:
+                made.outcomes[place] = Outcome.REPLIED
+                arrived[place] = message
+        made.replies = dict(sorted(arrived.items()))
+        return made
+
+    def refuse(self, place: int, reason: str) -> None:
+        """Leave a reply out."""
+        self.outcomes[place] = Outcome.REFUSED
+        self.reasons[place] = reason
+        del self.replies[place]
+
+    def column(self, rows: int) -> list[str | None]:
+        """Return the ledger's column ``fate``, none for clients that were not invited."""
+        out: list[str | None] = [None] * rows
+        for place, outcome in self.outcomes.items():
+            reason = self.reasons.get(place)
+            out[place] = outcome.value if reason is None else f"{outcome.value}: {reason}"
+        return out
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of invitations by outcome."""
+        found = list(self.outcomes.values())
+        return {outcome.value: found.count(outcome) for outcome in Outcome}
+
+
+class Rounds:
+    """The rounds of a growing ledger, of training or of evaluation, and the open one's invitations.
+
+    All that is asked of the live weigher is asked here.
+    """
+
+    def __init__(self, stage: EnrollmentStage, ledger: Ledger, plan: Plan) -> None:
+        self.live = Live(stage, ledger, plan)
+        self.available = 0  # clients of the open round
+        self.invited: Mapping[int, Message] = {}  # by place in the round's table
+        self._rows = np.empty(0, dtype=np.int64)  # of the members, by place
+
+    @property
+    def closed(self) -> int:
+        """Number of closed rounds."""
+        return self.live.rounds
+
+    @property
+    def ids(self) -> pl.Series:
+        """Identifiers of the open round's clients, by place."""
+        return self.live.stage.members.frame[ID][self._rows]
+
+    def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
+        """Open the next round with the clients that are available and the invitations to be sent.
+
+        Strategies sample the nodes they see uniformly without replacement, so k invitations of
+        n available clients were sent with probability k/n.
+        """
+        self.available = len(attendance.nodes)
+        self._rows = np.flatnonzero(attendance.present)
+        places = np.cumsum(attendance.present) - 1
+        place_of = dict(zip(attendance.nodes, places[attendance.rows].tolist(), strict=True))
+        nodes = [message.metadata.dst_node_id for message in messages]
+        strange = sorted(set(nodes) - set(place_of))
+        if strange or len(set(nodes)) != len(nodes):
+            raise InputError(
+                f"The wrapped strategy must write to available clients, once to each; it wrote to "
+                f"node {some(strange or nodes)}."
+            )
+        self.invited = dict(zip((place_of[node] for node in nodes), messages, strict=True))
+        flags = np.zeros(len(self._rows), dtype=np.bool_)
+        flags[list(self.invited)] = True
+        prob = len(nodes) / max(self.available, 1)
+        table = attendance.table(self.live.stage.members).with_columns(
+            pl.Series(INVITED, flags),
+            pl.when(AVAILABLE).then(pl.lit(prob)).otherwise(None).alias(INVITE_PROB),
+            pl.lit(attendance.opened_at).alias(OPENED_AT),
+        )
+        self.live.open(table)
+
+    def weights(self, outcomes: RoundOutcomes) -> tuple[RoundWeights | None, dict[int, float]]:
+        """Return the weights of the replies that count, and each by its place."""
+        found = self.live.weigh(self._replied(outcomes))
+        if found is None:
+            return None, {}
+        places = np.searchsorted(self._rows, found.replies.rows)
+        return found, dict(zip(places.tolist(), found.weights.tolist(), strict=True))
+
+    def close(self, outcomes: RoundOutcomes) -> None:
+        """Write the round to the ledger, then learn from it."""
+        self.live.close(self._replied(outcomes), outcomes.column(len(self._rows)))
+        self.invited = {}
+
+    def _replied(self, outcomes: RoundOutcomes) -> BoolArray:
+        replied = np.zeros(len(self._rows), dtype=np.bool_)
+        replied[list(outcomes.replies)] = True
+        return replied
+
+
+def add_metrics(metrics: MetricRecord, values: Values) -> None:
+    """Add values to a strategy's own metrics, under ``fedipw-``."""
+    for name, value in values.items():
+        metrics[f"{PREFIX}{name}"] = value
+
+
+def round_metrics(available: int, outcomes: RoundOutcomes, found: RoundWeights | None) -> Values:
+    """Return counts of clients and outcomes, weights in the order of the ledger, and diagnostics.
+
+    A reply has no weight, and is not weighed, where a model lacks a value or does not know a level.
+    """
+    values: Values = {
+        "available": available, "invited": len(outcomes.outcomes), **outcomes.counts(),
+        "strays": outcomes.strays, "weighed": 0,
+    }  # fmt: skip
+    if found is None:
+        return values
+    replies = found.replies
+    values |= {
+        "weighed": len(found.weights),
+        "weights": found.weights.tolist(),
+        "weight-sum": found.total,
+        "weight-largest": float(np.abs(found.weights).max()),
+        "weights-negative": found.negative,
+        "weights-trimmed": 0 if found.trimming is None else found.trimming.changed,
+        "effective-replies": found.effective_replies,
+        "participation-smallest": float(replies.participation_prob.min()),
+    }
+    if not np.isnan(replies.inclusion_prob).any():
+        values["inclusion-smallest"] = float(replies.inclusion_prob.min())
+    return values
+
+
+def log_round(
+    work: str, index: int, outcomes: RoundOutcomes, found: RoundWeights | None, ids: pl.Series
+) -> None:
+    """Log the outcomes and weights of a round; ``ids`` are those of the clients by place."""
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.counts().items() if n)
+    _LOG.info("FedIPW: %s of round %d, %d invited: %s", work, index, len(outcomes.outcomes),
+              counts or "nobody")  # fmt: skip
+    for place, reason in outcomes.reasons.items():
+        _LOG.warning("FedIPW: the reply of %r is refused: %s", ids[place], reason)
+    if found is None:
+        _LOG.warning("FedIPW: nothing to weigh in round %d: it is recorded and skipped", index)
+        return
+    _LOG.info(
+        "FedIPW: weights sum to %.4g and count as %.4g replies; participation from %s%s",
+        found.total, found.effective_replies, found.replies.source.value,
+        f"; {found.note}" if found.note else "",
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""The wrapped strategy's normalised mean made the weighted sum of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as known
+from numpy.typing import NDArray
+
+from fedipw.errors import InputError
+from fedipw.flower.screen import Layout, SentModel, arrays_of, metrics_of
+from fedipw.numerics.types import FloatArray
+
+_RANKED = (
+    known.Bulyan, known.FedMedian, known.FedTrimmedAvg, known.FedXgbBagging, known.FedXgbCyclic,
+    known.Krum, known.MultiKrum, known.QFedAvg,
+)  # fmt: skip
+_PRIVATE = (
+    known.DifferentialPrivacyClientSideAdaptiveClipping,
+    known.DifferentialPrivacyClientSideFixedClipping,
+    known.DifferentialPrivacyServerSideAdaptiveClipping,
+    known.DifferentialPrivacyServerSideFixedClipping,
+)
+
+
+def weight_key(strategy: known.Strategy) -> str:
+    """Return the metric by which a strategy weights replies; refuse one that ignores weights."""
+    name = type(strategy).__name__
+    if isinstance(strategy, _RANKED):
+        raise InputError(
+            f"{name} chooses or counts replies by a rule of its own and would not follow weights. "
+            "Wrap FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi or FedProx; for bad replies see "
+            "Screen."
+        )
+    if isinstance(strategy, _PRIVATE):
+        raise InputError(
+            f"{name} scales its noise to equal weights, too little for the largest of these. Wrap "
+            "the strategy inside it and pass clip and noise=GaussianNoise(...)."
+        )
+    key = getattr(strategy, "weighted_by_key", None)
+    if not isinstance(key, str):
+        raise InputError(
+            f"{name} has no weighted_by_key: it must average replies by a metric of that name."
+        )
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReply:
+    """A reply, its weight w, and the factor c by which its update is clipped (O6)."""
+
+    message: Message
+    weight: float
+    factor: float = 1.0
+
+
+def weighted_replies(replies: Sequence[WeightedReply], key: str) -> list[Message]:
+    """Return replies with w c under ``key``, where a strategy looks for weights."""
+    for reply in replies:
+        metrics_of(reply.message.content)[key] = float(reply.weight * reply.factor)
+    return [reply.message for reply in replies]
+
+
+def summed_replies(
+    replies: Sequence[WeightedReply],
+    key: str,
+    sent: SentModel,
+    noise: Mapping[str, NDArray[Any]] | None = None,
+) -> list[Message]:
+    r"""Return messages whose normalised mean is the weighted sum.
+
+    A strategy averages models :math:`\theta_i = \theta + \Delta_i` and divides by their total
+    weight. Two more replies, of the model sent and weights that bring the total to one, make this
+
+    .. math:: \sum_{i \in S} w_i c_i \theta_i + 1 \cdot \theta
+       - \Big(\sum_{i \in S} w_i c_i\Big) \theta
+       = \theta + \sum_{i \in S} w_i c_i \Delta_i \qquad (O8)
+
+    before any step of the strategy's own, and no update is changed, clipped or not. Noise is added
+    to the first of the two. Their metrics keep the averages of metrics those of the replies by w.
+    """
+    messages = weighted_replies(replies, key)
+    for message in messages:
+        arrays = arrays_of(message.content)
+        for name, array in arrays.items():
+            arrays[name] = QuickArray.of(array, sent.layouts[name])
+    first = messages[0].content
+    names = next(iter(first.array_records)), next(iter(first.metric_records))
+    weights = np.array([reply.weight for reply in replies])
+    used = np.array([reply.weight * reply.factor for reply in replies])
+    moved = sent.record
+    if noise is not None:
+        moved = ArrayRecord({k: Array(v + noise[k]) for k, v in sent.arrays.items()})
+    records = [metrics_of(message.content) for message in messages]
+    for model, weight, by in ((moved, 1.0, weights), (sent.record, -float(used.sum()), used)):
+        metrics = MetricRecord({**_means(records, by, key), key: weight})
+        content = RecordDict({names[0]: model, names[1]: metrics})
+        messages.append(Message(content, reply_to=messages[0]))
+    return messages
+
+
+class QuickArray(Array):
+    """An array read by one copy of its bytes; Flower's own makes two, piece by piece.
+
+    >>> array = Array(np.arange(3.0))
+    >>> QuickArray.of(array, Layout.of(array)).numpy()
+    array([0., 1., 2.])
+    """
+
+    @classmethod
+    def of(cls, array: Array, layout: Layout) -> Self:
+        """Return the same array, its bytes shared, which most likely has a known layout."""
+        made = cls(array.dtype, array.shape, array.stype, array.data)
+        made.__dict__["_layout"] = layout
+        return made
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a writable copy of the array."""
+        layout: Layout = self.__dict__["_layout"]
+        return layout.view(self).copy(order="K")
+
+
+def _means(metrics: Sequence[MetricRecord], weights: FloatArray, key: str) -> dict[str, Any]:
+    """Return the weighted mean of each metric, the plain one where weights sum to zero."""
+    total = float(weights.sum())
+    share = weights / total if total != 0.0 else np.full(len(weights), 1.0 / len(weights))
+    means: dict[str, Any] = {}
+    for name, first in metrics[0].items():
+        if name != key:
+            mean = share @ np.array([record[name] for record in metrics], dtype=np.float64)
+            means[name] = mean.tolist() if isinstance(first, list) else float(mean)
+    return means

@@ -1,0 +1,514 @@
+"""Where coded rows of closed rounds lie: in blocks of memory or scratch, or as a panel.
+
+A panel holds rounds of the same clients. What does not change of a client is kept once, and sums
+over rounds are formed per client first: row (i, r) has log odds u = z_i'beta_z + x_ir'beta_x, so
+one pass costs one exponential and a few multiplications per row whatever the width of z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
+
+import numpy as np
+
+from fedipw.errors import InputError
+from fedipw.numerics.compiled import compiled, exp
+from fedipw.numerics.logistic import ColumnSums
+from fedipw.numerics.threads import over_ranges
+from fedipw.selection.logistic import Counts
+from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedipw.numerics.types import BoolArray, FloatArray, IntArray, LabelArray
+
+T = TypeVar("T")
+_CHUNK = 512  # clients per chunk; chunks are summed in order, whatever the number of threads
+_FLUSH = 512  # rounds after which a running product of factors in (1, 2] is turned into a sum
+
+
+class StoredRows(Partitions, Protocol):
+    """Coded rows of some rounds, for sums and for classifiers."""
+
+    @property
+    def frame(self) -> Frame:
+        """The change of columns the rows have gone through."""
+        ...
+
+    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
+        """Draw the fold of each client from 0, by its number; -1 for those without rows."""
+        ...
+
+    def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
+        """Return all rows as they were given, (m, q), their labels and clients, (m,) each."""
+        ...
+
+
+class RowStore(Protocol):
+    """Coded rows of one step of participation, round after round."""
+
+    @property
+    def frame(self) -> Frame | None:
+        """The change of columns, known from the first row on."""
+        ...
+
+    def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
+        """Take the rows of a closed round: (q, m), (m,) and (m,)."""
+        ...
+
+    def rounds(self, first: int, last: int) -> StoredRows:
+        """Return the rows of rounds ``first`` up to ``last``, counted from 0, without it."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return all rows as arrays."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Put saved rows back."""
+        ...
+
+
+@final
+class BlockStore:
+    """Rows in blocks, in memory and beyond a budget in a scratch file.
+
+    Parameters
+    ----------
+    members
+        Number of clients that may have rows.
+    standardised
+        Whether columns are changed to about mean 0 and deviation 1, by those of the first rows.
+    scratch
+        Directory for blocks beyond 256 MiB.
+    """
+
+    def __init__(
+        self, members: int, *, standardised: bool = True, scratch: Path | None = None
+    ) -> None:
+        self.frame: Frame | None = None
+        self.blocks, self._scratch = Blocks(directory=scratch), scratch
+        self._members, self._standardised = members, standardised
+        self._edges = [0]  # of rounds in the blocks
+        self._clients: list[IntArray] = []  # of each round
+
+    def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
+        """Take the rows of a closed round; ``columns`` are changed in place."""
+        if self.frame is None and columns.shape[1]:
+            self.frame = Frame.of(columns) if self._standardised else _unchanged(len(columns))
+        if self.frame is not None and self._standardised:
+            columns = self.frame.standard(columns)
+        self._keep(columns, labels, clients.astype(np.int32))
+
+    def _keep(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
+        size = rows_per_block(len(columns))
+        for first in range(0, columns.shape[1], size):
+            part = np.ascontiguousarray(columns[:, first : first + size])
+            self.blocks.append(Block(part, labels[first : first + size], np.empty(0)))
+        self._edges.append(len(self.blocks))
+        self._clients.append(clients)
+
+    def rounds(self, first: int, last: int) -> BlockRows:
+        """Return the rows of some rounds, none of them copied."""
+        if self.frame is None:
+            raise InputError("There are no rows to fit on.")
+        part = self.blocks.part(self._edges[first], self._edges[last])
+        return BlockRows(part, self.frame, self._clients[first:last], self._members)
+
+    @property
+    def row_clients(self) -> IntArray:
+        """The client of every row, (m,)."""
+        return np.concatenate([np.empty(0, dtype=np.int32), *self._clients])
+
+    def state(self) -> dict[str, Any]:
+        """Return all rounds, each with its columns, labels and clients."""
+        rounds = []
+        for k, clients in enumerate(self._clients):
+            blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
+            columns = [np.array(b.columns) for b in blocks]
+            labels = [np.array(b.labels) for b in blocks]
+            rounds.append(
+                {
+                    "columns": np.concatenate(columns, axis=1) if columns else np.empty((0, 0)),
+                    "labels": np.concatenate(labels) if labels else np.empty(0, dtype=np.int8),
+                    "clients": clients,
+                }
+            )
+        frame = self.frame
+        named = None if frame is None else {"centre": frame.centre, "scale": frame.scale}
+        return {"rounds": {str(k): r for k, r in enumerate(rounds)}, "frame": named}
+
+    def restore(self, state: Any) -> None:
+        """Put saved rounds back into an empty store."""
+        named = state["frame"]
+        self.frame = (
+            None if named is None else Frame(np.array(named["centre"]), np.array(named["scale"]))
+        )
+        self.blocks, self._edges, self._clients = Blocks(directory=self._scratch), [0], []
+        for k in range(len(state["rounds"])):
+            saved = state["rounds"][str(k)]
+            columns, labels = np.array(saved["columns"]), np.array(saved["labels"])
+            self._keep(columns, labels, np.array(saved["clients"]))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRows:
+    """Rows of some rounds in blocks."""
+
+    blocks: Blocks
+    frame: Frame
+    by_round: Sequence[IntArray]
+    members: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.blocks.rows
+
+    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
+        """Draw the fold of each member, (n,)."""
+        return _drawn_folds(np.arange(self.members), self.members, folds, rng)
+
+    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
+        """Return the function's values of all blocks, combined in order."""
+        return self.blocks.reduced(function, combine)
+
+    def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
+        """Return all rows in memory, (m, q), their labels and clients."""
+        blocks = list(self.blocks)
+        X = np.concatenate([b.columns.T for b in blocks])
+        labels = np.concatenate([b.labels for b in blocks]).astype(np.bool_)
+        X = X * self.frame.scale + self.frame.centre
+        return X, labels, np.concatenate(list(self.by_round)).astype(np.int64)
+
+
+def _drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Generator) -> IntArray:
+    """Return the folds of some of the members, -1 for the others, (members,)."""
+    if not 2 <= folds <= len(clients):
+        raise InputError(f"{folds} folds over {len(clients)} clients: need 2 to {len(clients)}.")
+    out = np.full(members, -1)
+    out[np.sort(clients)] = rng.permutation(len(clients)) % folds  # whatever order rows come in
+    return out
+
+
+def _unchanged(columns: int) -> Frame:
+    return Frame(np.zeros(columns), np.ones(columns))
+
+
+@final
+class PanelStore:
+    """Rounds that list the same clients, each with all its values.
+
+    Parameters
+    ----------
+    static
+        Columns that do not change from round to round, of all clients, (q_z, N).
+    places
+        Which columns of the design these are, (q_z,); the others change.
+    columns
+        Number of columns of the design, q.
+    standardised
+        Whether columns are changed to about mean 0 and deviation 1, by those of the first round.
+    """
+
+    def __init__(
+        self, static: FloatArray, places: IntArray, columns: int, *, standardised: bool = True
+    ) -> None:
+        self.frame: Frame | None = None
+        self._all, self._static_at = static, places
+        self._varying_at = np.setdiff1d(np.arange(columns), places)
+        self._standardised = standardised
+        self._clients = np.empty(0, dtype=np.int64)
+        self._static = np.empty((0, 1 + len(places)))  # (n, 1 + q_z), the constant first
+        self._varying = np.empty((0, len(self._varying_at), 0))  # (R, q_x, n)
+        self._labels = np.empty((0, 0), dtype=np.bool_)
+        self._done = 0
+        self._passed = [0]  # rows with label 1 before each round
+        both = np.concatenate([[columns], places, self._varying_at])
+        self._order = np.argsort(both)
+
+    def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
+        """Take a round: columns (q, n) or, since the others are known, (q_x, n)."""
+        varying = columns if len(columns) == len(self._varying_at) else columns[self._varying_at]
+        if self.frame is None:
+            self._begin(varying, clients)
+        elif not np.array_equal(clients, self._clients):
+            raise InputError("A panel holds rounds of the same clients: use blocks.")
+        assert self.frame is not None
+        if self._done == len(self._varying):
+            room = max(4, self._done // 2)
+            self._varying = _extended(self._varying, room)
+            self._labels = _extended(self._labels, room)
+        at, frame = self._varying_at, self.frame
+        np.subtract(varying, frame.centre[at, None], out=self._varying[self._done])
+        self._varying[self._done] /= frame.scale[at, None]
+        self._labels[self._done] = labels
+        self._passed.append(self._passed[-1] + int(labels.sum()))
+        self._done += 1
+
+    def _begin(self, varying: FloatArray, clients: IntArray) -> None:
+        whole = self.whole(varying, clients)
+        self.frame = Frame.of(whole) if self._standardised else _unchanged(len(whole))
+        self._clients = np.array(clients)
+        self._fix()
+        self._varying = np.empty((0, len(varying), len(clients)))
+        self._labels = np.empty((0, len(clients)), dtype=np.bool_)
+
+    def _fix(self) -> None:
+        """Standardise what does not change."""
+        assert self.frame is not None
+        at = self._static_at
+        fixed = (self._all[:, self._clients] - self.frame.centre[at, None]) / self.frame.scale[
+            at, None
+        ]
+        self._static = np.column_stack([np.ones(len(self._clients)), fixed.T])
+
+    def whole(self, varying: FloatArray, clients: IntArray) -> FloatArray:
+        """Return all columns of the design of some clients, (q, m)."""
+        out = np.empty((len(self._static_at) + len(self._varying_at), len(clients)))
+        out[self._static_at], out[self._varying_at] = self._all[:, clients], varying
+        return out
+
+    def rounds(self, first: int, last: int) -> Panel:
+        """Return some rounds as a view."""
+        if self.frame is None:
+            raise InputError("There are no rows to fit on.")
+        chosen = slice(first, last)
+        return Panel(
+            static=self._static,
+            varying=self._varying[: self._done][chosen],
+            labels=self._labels[: self._done][chosen],
+            static_at=self._static_at,
+            varying_at=self._varying_at,
+            order=self._order,
+            frame=self.frame,
+            clients=self._clients,
+            passed=self._passed[last] - self._passed[first],
+            members=self._all.shape[1],
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the rounds so far."""
+        done, frame = slice(self._done), self.frame
+        if frame is None:
+            return {"rounds": 0}
+        return {
+            "rounds": self._done, "varying": self._varying[done].copy(), "clients": self._clients,
+            "labels": self._labels[done].copy(), "centre": frame.centre, "scale": frame.scale,
+        }  # fmt: skip
+
+    def restore(self, state: Any) -> None:
+        """Put saved rounds back."""
+        self._done = int(state["rounds"])
+        self.frame = None
+        if self._done:
+            self.frame = Frame(np.array(state["centre"]), np.array(state["scale"]))
+            self._clients = np.array(state["clients"])
+            self._varying, self._labels = np.array(state["varying"]), np.array(state["labels"])
+            self._fix()
+        self._passed = [0, *np.cumsum(self._labels[: self._done].sum(axis=1)).tolist()]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Panel:
+    """Rounds of n clients: constant columns, columns by round, who passed."""
+
+    static: FloatArray  # (n, 1 + q_z), first column 1
+    varying: FloatArray  # (R, q_x, n)
+    labels: BoolArray  # (R, n)
+    static_at: IntArray  # (q_z,) places among the columns of the design
+    varying_at: IntArray  # (q_x,)
+    order: IntArray  # (q + 1,) the design's columns and constant, among constant, static, varying
+    frame: Frame
+    clients: IntArray  # (n,)
+    passed: int  # rows with label 1
+    members: int  # clients that may be asked about, N
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, R n."""
+        return int(self.labels.size)
+
+    def likelihood_sums(self, beta: FloatArray) -> tuple[ColumnSums, Counts]:
+        """Return (P1) over all rows with its derivatives, and their counts."""
+        inside = np.concatenate([[beta[-1]], beta[self.static_at]])
+        fixed = np.ascontiguousarray(self.static @ inside)
+        out = _panel_sums(
+            fixed, self.varying, self.labels, np.ascontiguousarray(beta[self.varying_at])
+        )
+        qz, q = len(inside), len(beta)
+        gradient, hessian = np.empty(q), np.empty((q, q))  # the constant, static, varying columns
+        gradient[:qz], gradient[qz:] = self.static.T @ out.residuals, out.slopes.sum(axis=0)
+        hessian[:qz, :qz] = (self.static * out.weights[:, None]).T @ self.static
+        hessian[qz:, :qz] = out.crossed @ self.static
+        hessian[:qz, qz:] = hessian[qz:, :qz].T
+        lower = out.curves.sum(axis=0)
+        hessian[qz:, qz:] = lower + np.tril(lower, -1).T
+        order = self.order
+        gradient, hessian = gradient[order], hessian[order[:, None], order]
+        rows = self.rows
+        counts = Counts(rows, float(rows), float(self.passed))
+        loss, largest = float(out.scalars[:, 0].sum()), float(out.scalars[:, 1].max())
+        return ColumnSums(loss, gradient, hessian, largest), counts
+
+    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
+        """Return the function's values of all rounds, combined in order."""
+        if not len(self.labels):
+            raise InputError("There are no rows.")
+        total = function(self._block(0))
+        for r in range(1, len(self.labels)):
+            total = combine(total, function(self._block(r)))
+        return total
+
+    def _block(self, r: int) -> Block:
+        columns = np.empty((len(self.static_at) + len(self.varying_at), len(self.clients)))
+        columns[self.static_at], columns[self.varying_at] = self.static[:, 1:].T, self.varying[r]
+        return Block(columns, self.labels[r].astype(np.int8), np.empty(0), r * len(self.clients))
+
+    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
+        """Draw the fold of each client, by its number, (N,); -1 for those without rows."""
+        return _drawn_folds(self.clients, self.members, folds, rng)
+
+    def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
+        """Return all rows in memory, (R n, q), their labels and clients."""
+        X = np.concatenate([self._block(r).columns.T for r in range(len(self.labels))])
+        X = X * self.frame.scale + self.frame.centre
+        return X, self.labels.ravel(), np.tile(self.clients, len(self.labels))
+
+
+def _extended(array: Any, room: int) -> Any:
+    return np.concatenate([array, np.empty((room, *array.shape[1:]), dtype=array.dtype)])
+
+
+@compiled
+def _round_terms(
+    u: FloatArray, replied: BoolArray, residual: FloatArray, weight: FloatArray, factor: FloatArray
+) -> None:
+    """From log odds: p - y, p (1 - p), and 1 + e^-|u|, the loss beyond its linear part."""
+    for i in range(u.size):
+        small = exp(-abs(u[i]))
+        inverse = 1.0 / (1.0 + small)
+        prob = inverse if u[i] >= 0.0 else small * inverse
+        residual[i] = prob - replied[i]
+        weight[i] = small * inverse * inverse
+        factor[i] = 1.0 + small
+
+
+class _Totals(NamedTuple):
+    """Sums over rounds, per client, and over rounds and clients, per chunk of clients."""
+
+    residuals: FloatArray  # (n,) sum of p - y
+    weights: FloatArray  # (n,) sum of p (1 - p)
+    crossed: FloatArray  # (q, n) sum of p (1 - p) x
+    scalars: FloatArray  # (chunks, 2) loss, largest |log odds|
+    slopes: FloatArray  # (chunks, q) sum of (p - y) x
+    curves: FloatArray  # (chunks, q, q) sum of p (1 - p) x x', lower triangle
+
+
+@compiled
+def _chunk_sums(
+    fixed: FloatArray,
+    varying: FloatArray,
+    replied: BoolArray,
+    beta: FloatArray,
+    out: _Totals,
+    chunk: int,
+) -> None:
+    """Add up the rounds of one chunk of clients."""
+    start = chunk * _CHUNK
+    stop = min(fixed.size, start + _CHUNK)
+    rounds, q, m = varying.shape[0], varying.shape[1], stop - start
+    residuals, weights = out.residuals[start:stop], out.weights[start:stop]
+    u = np.empty(m)
+    residual = np.empty(m)
+    weight = np.empty(m)
+    factor = np.empty(m)
+    product = np.ones(m)
+    loss = 0.0
+    top = 0.0
+    for r in range(rounds):
+        u[:] = fixed[start:stop]
+        for k in range(q):
+            x = varying[r, k, start:stop]
+            for i in range(m):
+                u[i] += beta[k] * x[i]
+        answers = replied[r, start:stop]
+        for i in range(m):
+            top = max(top, abs(u[i]))
+        _round_terms(u, answers, residual, weight, factor)
+        for i in range(m):
+            loss += max(u[i], 0.0) - answers[i] * u[i]
+        for i in range(m):
+            product[i] *= factor[i]
+        for i in range(m):
+            residuals[i] += residual[i]
+        for i in range(m):
+            weights[i] += weight[i]
+        for k in range(q):
+            x = varying[r, k, start:stop]
+            add = 0.0
+            for i in range(m):
+                add += residual[i] * x[i]
+            out.slopes[chunk, k] += add
+            for i in range(m):
+                factor[i] = weight[i] * x[i]
+            cross = out.crossed[k, start:stop]
+            for i in range(m):
+                cross[i] += factor[i]
+            for j in range(k + 1):
+                other = varying[r, j, start:stop]
+                add = 0.0
+                for i in range(m):
+                    add += factor[i] * other[i]
+                out.curves[chunk, k, j] += add
+        if r % _FLUSH == _FLUSH - 1:
+            for i in range(m):
+                loss += math.log(product[i])
+                product[i] = 1.0
+    for i in range(m):
+        loss += math.log(product[i])
+    out.scalars[chunk, 0] = loss
+    out.scalars[chunk, 1] = top
+
+
+@compiled
+def _range_sums(
+    fixed: FloatArray,
+    varying: FloatArray,
+    replied: BoolArray,
+    beta: FloatArray,
+    out: _Totals,
+    first: int,
+    last: int,
+) -> None:
+    """Fill the totals of chunks first to last."""
+    for c in range(first, last):
+        _chunk_sums(fixed, varying, replied, beta, out, c)
+
+
+def _panel_sums(
+    fixed: FloatArray, varying: FloatArray, replied: BoolArray, beta: FloatArray
+) -> _Totals:
+    """Return the sums over rounds and clients, whatever the number of threads."""
+    n, q = len(fixed), varying.shape[1]
+    chunks = -(-n // _CHUNK)
+    out = _Totals(
+        residuals=np.zeros(n),
+        weights=np.zeros(n),
+        crossed=np.zeros((q, n)),
+        scalars=np.zeros((chunks, 2)),
+        slopes=np.zeros((chunks, q)),
+        curves=np.zeros((chunks, q, q)),
+    )
+
+    def fill(first: int, last: int) -> None:
+        _range_sums(fixed, varying, replied, beta, out, first, last)
+
+    over_ranges(chunks, fill, work=20.0 * replied.size * (1 + q))
+    return out

@@ -1,0 +1,703 @@
+r"""A method is five choices: base weight, calibration, normalisation, guard, augmentation.
+
+Each choice is a small object that knows what it needs, what it could not do in a round and how
+large it can make a weight. To add one, write a class and name it in the registry of its kind
+(:data:`BASES`, :data:`CALIBRATIONS`, :data:`NORMALISATIONS`, :data:`GUARDS`,
+:data:`AUGMENTATIONS`); every command and engine takes it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Protocol, final
+
+import numpy as np
+
+from fedipw.calibration import (
+    Distance,
+    Entropy,
+    InverseLogit,
+    Linear,
+    Logit,
+    Quadratic,
+    calibrated,
+)
+from fedipw.errors import FedIPWError, InfeasibleError, InputError, NotConvergedError
+from fedipw.numerics.checks import check_positive, check_probability
+from fedipw.selection.enrollment import Needs
+from fedipw.weighting.functions import TrimReport, horvitz_thompson_weights, trimmed
+from fedipw.weighting.weigher import EnrollmentState, Replies, RoundWeights
+
+if TYPE_CHECKING:
+    from fedipw.numerics.types import FloatArray
+    from fedipw.weighting.balance import Balance
+
+REPLIES_PER_TERM = 5  # GREG is left out of rounds with fewer replies per coefficient
+LOGIT_BOUNDS = (0.1, 10.0)  # of the weight ratio, for bounded logit calibration
+
+
+class Probabilities(Enum):
+    """Which participation probabilities a base weight reads."""
+
+    NONE = "none"
+    FITTED = "fitted"
+    TRUE = "true"
+    COLLAPSED = "collapsed"
+    GAPS = "gaps"
+
+
+class Base(Protocol):
+    """The weight d of a reply before anything else, 1/N included."""
+
+    probabilities: ClassVar[Probabilities]
+    uses_enrollment: ClassVar[bool]  # whether it reads enrollment probabilities
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,)."""
+        ...
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return each client's d times its participation probability, (n,)."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """d = 1: nothing is corrected. It has no Horvitz–Thompson form."""
+
+    probabilities: ClassVar = Probabilities.NONE
+    uses_enrollment: ClassVar = False
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return ones, (m,)."""
+        del state
+        return np.ones(len(replies.rows))
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return ones, (n,)."""
+        return np.ones(len(state.unit_ids))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InverseParticipation:
+    r"""Participation corrected, enrollment not: :math:`d_i = 1/(N_{enr} \pi^{part}_i)` (W4)."""
+
+    probabilities: ClassVar = Probabilities.FITTED
+    uses_enrollment: ClassVar = False
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,)."""
+        prob = check_probability(replies.participation_prob, "participation_prob")
+        return 1.0 / (check_positive(state.enrolled_size, "size") * prob)
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return 1/N_enr, (n,)."""
+        return np.full(len(state.unit_ids), 1.0 / state.enrolled_size)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InverseInclusion:
+    r"""Both stages corrected: :math:`d_i = 1/(N \pi^{enr}_i \pi^{part}_i)` (W2)."""
+
+    probabilities: ClassVar = Probabilities.FITTED
+    uses_enrollment: ClassVar = True
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,)."""
+        return horvitz_thompson_weights(replies.inclusion_prob, state.population_size)
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return 1/(N pi_enr), (n,)."""
+        return 1.0 / (state.population_size * state.prob)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TrueInclusion:
+    """As :class:`InverseInclusion` with the true probabilities: the oracle of a simulation."""
+
+    probabilities: ClassVar = Probabilities.TRUE
+    uses_enrollment: ClassVar = True
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,)."""
+        return InverseInclusion().weights(replies, state)
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return 1/(N pi_enr), (n,)."""
+        return InverseInclusion().largest(state)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CollapsedInclusion:
+    """One model of P(replied | Z, X) over everybody: the misspecified comparison."""
+
+    probabilities: ClassVar = Probabilities.COLLAPSED
+    uses_enrollment: ClassVar = False
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return 1/(N p), (m,)."""
+        return horvitz_thompson_weights(replies.participation_prob, state.population_size)
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return 1/N, (n,)."""
+        return np.full(len(state.unit_ids), 1.0 / state.population_size)
+
+
+class CalibrationRule(Protocol):
+    """How weights are moved to reproduce population means."""
+
+    @property
+    def balance(self) -> str:
+        """Which population means are needed: ``main``, ``rich``, or none if empty."""
+        ...
+
+    @property
+    def needs_size(self) -> bool:
+        """Whether the population's size is needed."""
+        ...
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether weights keep the sign of the base."""
+        ...
+
+    @property
+    def distance(self) -> Distance | InverseLogit | None:
+        """Distance by which the enrolled are calibrated, once; none if they are not."""
+        ...
+
+    @property
+    def each_round(self) -> bool:
+        """Whether the replies of a round decide."""
+        ...
+
+    def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
+        """Return q of the enrolled where they are calibrated once."""
+        ...
+
+    def moved(
+        self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
+    ) -> tuple[FloatArray, str]:
+        """Return the weights, (m,), and what could not be done in this round."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CalibratedClients:
+    """Enrollment weights q by calibration, summing to one over the enrolled."""
+
+    weights: FloatArray  # (n,)
+    expected: FloatArray | None = None  # (n,) in the mean over enrollment (C11), in simulations
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Uncalibrated:
+    """Base weights as they are."""
+
+    balance: ClassVar = ""
+    needs_size: ClassVar = False
+    nonnegative: ClassVar = True
+    distance: ClassVar = None
+    each_round: ClassVar = False
+
+    def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
+        """Return nothing."""
+        del state, method
+        return None
+
+    def moved(
+        self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
+    ) -> tuple[FloatArray, str]:
+        """Return the base weights."""
+        del replies, weighing, presence
+        return base, ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OfEnrolled:
+    r"""The enrolled calibrated once to population means; participation stays in the base.
+
+    .. math:: w_i = N_{enr}\, q_i\, d_i = \frac{q_i}{\pi^{part}_i} \qquad (W11)
+
+    Targets are met as they are given. With ``noise_aware`` they are shrunk towards the enrolled
+    by their standard errors (:func:`fedipw.calibration.trusted_target`).
+    """
+
+    distance: Distance | InverseLogit = field(default_factory=Quadratic)
+    balance: str = "main"
+    noise_aware: bool = False
+    each_round: ClassVar = False
+
+    @property
+    def needs_size(self) -> bool:
+        """Whether the distance needs N."""
+        return self.distance.needs_size
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether the distance gives no negative weight."""
+        return self.distance.nonnegative
+
+    def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
+        """Return q of the enrolled, and its mean over enrollment where the truth is known.
+
+        Where calibration in the mean has no solution, the weights of this draw serve for both.
+        """
+        balance = state.balance_for(method, self.balance)
+        aware, expected = self.noise_aware, None
+        weights = balance.enrollment_weights(self.distance, noise_aware=aware)
+        if state.true_prob is not None:
+            with suppress(InfeasibleError, NotConvergedError):
+                expected = balance.expected_weights(
+                    self.distance, state.true_prob, noise_aware=aware
+                )
+        return CalibratedClients(weights, expected)
+
+    def moved(
+        self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
+    ) -> tuple[FloatArray, str]:
+        """Return the base weights times the calibrated share of each client."""
+        del presence
+        q = weighing.enrollment_weights
+        assert q is not None
+        weights: FloatArray = base * (weighing.state.enrolled_size * q[replies.rows])
+        return weights, ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OfReplies:
+    r"""The replies of each round calibrated to population means (GREG).
+
+    .. math:: w_i = d_i \left[1 + b_i' \Big(\sum_{j \in S} d_j b_j b_j'\Big)^{-1}
+       \Big(\mu_b - \sum_{j \in S} d_j b_j\Big)\right] \qquad (W12)
+
+    b contains the constant 1, so weights sum to one. Consistent if either the probabilities behind
+    d or a linear model of updates on b(Z) is right. Rounds with fewer than 5 (q + 1) replies keep d
+    and say so. Weights may be negative; with ``nonnegative`` the nearest weights that are not take
+    their place, and a round in which there are none keeps d.
+    """
+
+    nonnegative: bool = False
+    balance: ClassVar = "main"
+    needs_size: ClassVar = False
+    distance: ClassVar = None
+    each_round: ClassVar = True
+
+    def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
+        """Return nothing: every round has weights of its own."""
+        del state, method
+        return None
+
+    def moved(
+        self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
+    ) -> tuple[FloatArray, str]:
+        """Return the weights, and why they are not balanced, empty if they are."""
+        balance = weighing.state.balance_for(weighing.method.name, self.balance)
+        needed = REPLIES_PER_TERM * (len(balance.names) + 1)
+        if len(base) < needed:
+            return base, f"not balanced: {len(base)} replies, {needed} needed"
+        mass = base if presence is None else base * presence
+        rows = balance.matrix[replies.rows]
+        if self.nonnegative:
+            return _nearest(base, mass, rows, balance)
+        b = np.column_stack([np.ones(len(rows)), rows - balance.mean])
+        miss = np.append(1.0, np.zeros(rows.shape[1])) - mass @ b
+        move = np.linalg.lstsq((mass[:, None] * b).T @ b, miss)[0]
+        weights: FloatArray = base * (1.0 + b @ move)
+        return weights, ""
+
+
+def _nearest(
+    base: FloatArray, mass: FloatArray, rows: FloatArray, balance: Balance
+) -> tuple[FloatArray, str]:
+    try:
+        found = calibrated(
+            rows, balance.mean, distance=Quadratic(), base=mass, population_size=1.0,
+            names=balance.names,
+        )  # fmt: skip
+    except FedIPWError as error:
+        return base, f"not balanced: {type(error).__name__}"
+    weights: FloatArray = base * found.ratio
+    return weights, ""
+
+
+class NoPositiveSumError(InputError):
+    """Weights of either sign that sum to nothing: the round is recorded and carries no weight."""
+
+
+class Normalisation(Protocol):
+    """What a round's weights sum to."""
+
+    self_normalised: ClassVar[bool]  # to one in every round
+    reads_samples: ClassVar[bool]  # whether it needs clients' sample counts
+
+    def applied(
+        self, weights: FloatArray, replies: Replies, presence: FloatArray | None
+    ) -> FloatArray:
+        """Return the weights, (m,).
+
+        ``presence`` (m,) counts each reply as often as it says: with reply probabilities in its
+        place weights are those of a large round.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HorvitzThompson:
+    """Weights as they are: unbiased when every probability is right, however small the round."""
+
+    self_normalised: ClassVar = False
+    reads_samples: ClassVar = False
+
+    def applied(
+        self, weights: FloatArray, replies: Replies, presence: FloatArray | None
+    ) -> FloatArray:
+        """Return the weights."""
+        del replies, presence
+        return weights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hajek:
+    """Weights over their sum in the round (W3): stable, biased in small rounds."""
+
+    self_normalised: ClassVar = True
+    reads_samples: ClassVar = False
+
+    def applied(
+        self, weights: FloatArray, replies: Replies, presence: FloatArray | None
+    ) -> FloatArray:
+        """Return weights that sum to one, (m,)."""
+        del replies
+        return _over_sum(weights, presence)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BySamples:
+    r"""Weights for the mean over samples instead of clients.
+
+    .. math:: w_i = \frac{n_i w_i'}{\sum_{j \in S} n_j w_j'} \qquad (W8)
+
+    Only this self-normalised form exists: Horvitz–Thompson would need the sample counts of clients
+    that never enrolled.
+    """
+
+    self_normalised: ClassVar = True
+    reads_samples: ClassVar = True
+
+    def applied(
+        self, weights: FloatArray, replies: Replies, presence: FloatArray | None
+    ) -> FloatArray:
+        """Return weights that sum to one, (m,)."""
+        if (replies.sample_counts <= 0).any():
+            raise InputError(f"round {replies.index}: a reply without samples has no weight.")
+        return _over_sum(replies.sample_counts * weights, presence)
+
+
+def _over_sum(raw: FloatArray, presence: FloatArray | None) -> FloatArray:
+    """Return weights over their sum in the round."""
+    largest = np.abs(raw).max()
+    if largest == 0.0:
+        return raw  # calibration left every reply without weight: an empty round
+    scaled = raw / largest  # huge weights must not overflow their sum
+    total = scaled.sum() if presence is None else presence @ scaled
+    if not (np.isfinite(total) and total > 0.0):
+        raise NoPositiveSumError(
+            f"Self-normalised weights need a positive sum; {len(raw)} weights between "
+            f"{raw.min():.3g} and {raw.max():.3g} have none."
+        )
+    weights: FloatArray = scaled / total
+    return weights
+
+
+class Guard(Protocol):
+    """A bound on weights that is visible: it returns what it changed, and makes none larger."""
+
+    def applied(self, weights: FloatArray) -> TrimReport | None:
+        """Return the weights and what was changed, none if the guard does nothing."""
+        ...
+
+    def expected(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        """Return weights as the guard leaves them in a large round with these replies, (m,)."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoGuard:
+    """Weights as they are."""
+
+    def applied(self, weights: FloatArray) -> TrimReport | None:
+        """Return nothing."""
+        del weights
+        return None
+
+    def expected(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        """Return the weights."""
+        del presence
+        return weights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Weights cut at a multiple of their mean in the round (W7)."""
+
+    times_mean: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.times_mean >= 1.0:
+            raise InputError(
+                f"Trimming below the mean weight is not trimming: {self.times_mean!r} < 1."
+            )
+
+    def applied(self, weights: FloatArray) -> TrimReport | None:
+        """Return the trimmed weights and what was cut."""
+        return trimmed(weights, self.times_mean)
+
+    def expected(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        """Return weights cut at a multiple of the mean size of a round's weights."""
+        cap = self.times_mean * float(presence @ np.abs(weights)) / float(presence.sum())
+        return np.clip(weights, -cap, cap)
+
+
+class Augmentation(Protocol):
+    """What the server keeps of updates, beside weights."""
+
+    memory: ClassVar[bool]  # whether each client's latest update is kept (O5)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoAugmentation:
+    """Nothing: the weighted sum of a round's updates."""
+
+    memory: ClassVar = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdateMemory:
+    """Each client's latest update, under its enrollment weight (O5)."""
+
+    memory: ClassVar = True
+
+
+BASES: dict[str, Callable[[], Base]] = {
+    "equal": Equal,
+    "participation": InverseParticipation,
+    "inclusion": InverseInclusion,
+    "true-inclusion": TrueInclusion,
+    "collapsed": CollapsedInclusion,
+}
+CALIBRATIONS: dict[str, Callable[[], CalibrationRule]] = {
+    "none": Uncalibrated,
+    "quadratic": lambda: OfEnrolled(Quadratic()),
+    "entropy": lambda: OfEnrolled(Entropy()),
+    "linear": lambda: OfEnrolled(Linear()),
+    "logit": lambda: OfEnrolled(Logit(*LOGIT_BOUNDS)),
+    "inverse-logit": lambda: OfEnrolled(InverseLogit()),
+    "noise-aware": lambda: OfEnrolled(Entropy(), noise_aware=True),
+    "rich-inverse-logit": lambda: OfEnrolled(InverseLogit(), balance="rich"),
+    "greg": OfReplies,
+    "greg-nonnegative": lambda: OfReplies(nonnegative=True),
+}
+NORMALISATIONS: dict[str, Callable[[], Normalisation]] = {
+    "horvitz-thompson": HorvitzThompson,
+    "hajek": Hajek,
+    "samples": BySamples,
+}
+GUARDS: dict[str, Callable[..., Guard]] = {"none": NoGuard, "trim": Trim}
+AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
+    "none": NoAugmentation,
+    "memory": UpdateMemory,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Influence:
+    r"""How large a weight can be, as far as that is known before a round.
+
+    .. math:: |w_i| \le \max(c, e / \pi^{part}_i) \qquad (W17)
+
+    with c ``share`` and e ``factor``; nothing is known before where both are none.
+    """
+
+    share: float | None = None
+    factor: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a bound before the round."""
+        return self.share is not None or self.factor is not None
+
+    def bound(self, participation_prob: FloatArray) -> FloatArray:
+        """Return the largest weight of replies with these probabilities, (m,)."""
+        over = (self.factor or 0.0) / participation_prob
+        out: FloatArray = np.maximum(self.share or 0.0, over)
+        return out if self.known else np.full(len(out), np.inf)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How replies are weighed: a name for five choices."""
+
+    name: str
+    base: Base
+    calibration: CalibrationRule = field(default_factory=Uncalibrated)
+    normalisation: Normalisation = field(default_factory=HorvitzThompson)
+    guard: Guard = field(default_factory=NoGuard)
+    augmentation: Augmentation = field(default_factory=NoAugmentation)
+
+    def __post_init__(self) -> None:
+        both = self.base.uses_enrollment or self.base.probabilities is Probabilities.COLLAPSED
+        if self.calibration.distance is not None and both:
+            raise InputError(
+                f"{self.name}: calibration of the enrolled corrects enrollment, and the base "
+                "weight does too. Use the base participation, or calibrate the replies (greg)."
+            )
+        plain = self.base.probabilities is Probabilities.NONE
+        if plain and not self.normalisation.self_normalised:
+            raise InputError(
+                f"{self.name}: equal weights have no Horvitz–Thompson form. Use the normalisation "
+                "hajek."
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """What must be known of the population."""
+        kind = self.base.probabilities
+        return Needs(
+            method=self.name,
+            probabilities=self.base.uses_enrollment and kind is not Probabilities.TRUE,
+            truth=kind is Probabilities.TRUE,
+            everyone=kind is Probabilities.COLLAPSED,
+            size=self.calibration.needs_size,
+            balance=self.calibration.balance,
+        )
+
+    @property
+    def uses_enrollment(self) -> bool:
+        """Whether it reads enrollment probabilities."""
+        return self.base.uses_enrollment
+
+    def trimmed(self, times_mean: float | None) -> Method:
+        """Return the method with weights cut at a multiple of a round's mean; itself if none."""
+        return self if times_mean is None else replace(self, guard=Trim(times_mean))
+
+    def by_samples(self) -> Method:
+        """Return the method for the mean over samples instead of clients."""
+        if not self.normalisation.self_normalised:
+            raise InputError(
+                f"{self.name} is a Horvitz–Thompson form, and the sample target has none: the "
+                "sample counts of clients that never enrolled are unknown. Use "
+                f"{self.name}-hajek."
+            )
+        return replace(self, normalisation=BySamples())
+
+    def at(self, state: EnrollmentState) -> Weighing:
+        """Return the method for clients that are enrolled, calibrated where it calibrates once."""
+        found = self.calibration.enrollment_weights(state, self.name)
+        if found is None:
+            return Weighing(method=self, state=state)
+        return Weighing(
+            method=self, state=state, enrollment_weights=found.weights, expected=found.expected
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weighing:
+    """A method at one time of enrollment: replies in, one number each out, no update ever read."""
+
+    method: Method
+    state: EnrollmentState
+    enrollment_weights: FloatArray | None = None  # (n,) q, where the enrolled are calibrated
+    expected: FloatArray | None = None  # (n,) its mean over enrollment, in simulations
+
+    @property
+    def self_normalised(self) -> bool:
+        """Whether weights sum to one in every round."""
+        return self.method.normalisation.self_normalised
+
+    def weights(self, replies: Replies, presence: FloatArray | None = None) -> FloatArray:
+        """Return the weight of each reply before the guard, (m,)."""
+        return self._unguarded(replies, presence)[0]
+
+    def weighed(self, replies: Replies) -> RoundWeights:
+        """Return the weights of a round's replies, with what was not done and what was cut."""
+        try:
+            weights, note = self._unguarded(replies, None)
+        except NoPositiveSumError as error:
+            weights, note = np.zeros(len(replies.rows)), str(error)
+        if not (weights.any() or note):
+            note = "no reply carries weight"
+        report = self.method.guard.applied(weights)
+        if report is None:
+            return RoundWeights(replies=replies, weights=weights, note=note)
+        return RoundWeights(replies=replies, weights=report.weights, trimming=report, note=note)
+
+    def _unguarded(self, replies: Replies, presence: FloatArray | None) -> tuple[FloatArray, str]:
+        base = self.method.base.weights(replies, self.state)
+        moved, note = self.method.calibration.moved(base, replies, self, presence)
+        return self.method.normalisation.applied(moved, replies, presence), note
+
+    def expected_weights(self, units: Replies, reply_prob: FloatArray) -> FloatArray:
+        r"""Return each unit's mean contribution to a round, E[A_i w_i], (n,).
+
+        .. math:: v_i = P(A_i = 1)\, w_i, \qquad
+           v_i = \frac{P(A_i = 1)\, w_i}{\sum_j P(A_j = 1)\, w_j}
+           \text{ if self-normalised} \qquad (L1)
+
+        Exact where the weight of i depends on i alone; otherwise it is the limit of large rounds.
+        ``units`` describes all n units as if all had replied.
+        """
+        weights = self.method.guard.expected(self.weights(units, reply_prob), reply_prob)
+        expected: FloatArray = reply_prob * weights
+        return expected
+
+    def over_enrollment(self) -> Weighing:
+        """Return it without the chance of one enrollment draw, itself where that is not known."""
+        return self if self.expected is None else replace(self, enrollment_weights=self.expected)
+
+    def inverse_enrollment(self) -> FloatArray | None:
+        """Return what each enrolled client stands for, (n,), 0 for others; none if not known.
+
+        The calibrated weight, else the inverse of the enrollment probability.
+        """
+        if self.enrollment_weights is not None:
+            return np.where(self.state.enrolled, self.enrollment_weights, 0.0)
+        prob, inside = self.state.prob, self.state.enrolled
+        if np.isnan(prob[inside]).any():
+            return None
+        out = np.zeros(len(prob))
+        out[inside] = 1.0 / prob[inside]
+        return out
+
+    def influence(self) -> Influence:
+        """Return how large a weight can be, as far as that is known before a round."""
+        base, calibration = self.method.base, self.method.calibration
+        if self.self_normalised:
+            return Influence(share=1.0) if calibration.nonnegative else Influence()
+        if calibration.each_round and not calibration.nonnegative:
+            return Influence()
+        largest = base.largest(self.state)
+        if self.enrollment_weights is not None:
+            largest = largest * self.state.enrolled_size * np.abs(self.enrollment_weights)
+        factor = float(largest[self.state.enrolled].max())
+        return Influence(share=1.0 if calibration.each_round else None, factor=factor)
