@@ -42,7 +42,7 @@ from fedipw.tables.population import Population
 from fedipw.weighting.balance import Balance
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "efficient.json"

@@ -26,7 +26,7 @@ from fedipw.lab.scenario import Scenario
 from fedipw.numerics.threads import limit_threads
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 RESULT = Path(__file__).parent / "results" / "moments.json"
 STRENGTHS = (1.0, 0.5, 0.0)

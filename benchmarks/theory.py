@@ -33,7 +33,7 @@ from fedipw.lab.theory import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "theory.json"

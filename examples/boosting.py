@@ -31,7 +31,7 @@ from fedipw.weighting.functions import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
 
 COVARIATES = 6  # two or three of them matter
 RATE = 0.3  # share enrolled

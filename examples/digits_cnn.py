@@ -29,7 +29,7 @@ from fedipw.lab.testbed import Streams
 from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 ENROLLMENT = LogisticEnrollment(coefficients={"z1": -0.8, "z2": -1.2}, rate=0.4)
 PARTICIPATION = MarkovAvailability(coefficients={"z1": -0.4, "z2": -0.6}, rate=0.25, memory=0.5)

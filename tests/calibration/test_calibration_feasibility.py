@@ -20,7 +20,7 @@ from fedipw.calibration import (
     calibrated,
 )
 from fedipw.errors import InfeasibleError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 
 def least_slack(

@@ -18,7 +18,7 @@ from fedipw.calibration import (
     calibrated,
 )
 from fedipw.errors import InfeasibleError, InputError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 
 def holds(result: Calibration, b: FloatArray, target: FloatArray) -> None:

@@ -21,7 +21,7 @@ from fedipw.calibration import (
     calibrated,
 )
 from fedipw.errors import FedIPWError, InfeasibleError, InputError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 B = np.random.default_rng(0).normal(size=(30, 2))
 TARGET = [0.1, -0.1]

@@ -8,7 +8,7 @@ from scipy.optimize import minimize, root
 
 from fedipw.calibration import Box, Distance, Entropy, Linear, Logit, Margins, Quadratic, calibrated
 from fedipw.errors import InfeasibleError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 N = 90_000
 TARGET = np.array([0.3, 1.2, 0.25])

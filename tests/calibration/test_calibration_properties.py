@@ -26,9 +26,8 @@ from fedipw.calibration import (
     calibrated,
 )
 from fedipw.errors import InfeasibleError
-from fedipw.numerics import threads
+from fedipw.numerics import FloatArray, threads
 from fedipw.numerics.threads import limit_threads
-from fedipw.numerics.types import FloatArray
 
 DISTANCES: list[Distance] = [
     Linear(),

@@ -29,7 +29,7 @@ from fedipw.calibration import (
     calibrated,
 )
 from fedipw.errors import InfeasibleError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 FOLDER = Path(__file__).parents[1] / "reference"
 SMALL = pl.read_csv(FOLDER / "small20_solutions_R.csv", null_values="NA")

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fedipw.numerics import FloatArray
 from fedipw.numerics.dual import (
     CLIPPED,
     EXPONENTIAL,
@@ -16,7 +17,6 @@ from fedipw.numerics.dual import (
     l1_quadratic_step,
     margin_sums,
 )
-from fedipw.numerics.types import FloatArray
 
 FAMILIES = [
     (CLIPPED, -np.inf, np.inf),

@@ -22,7 +22,7 @@ from fedipw.calibration import (
     calibrated,
 )
 from fedipw.errors import InfeasibleError, InputError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.tables import Block, Blocks, Table, Targets
 from fedipw.tables.formula import term_of
 

@@ -22,7 +22,7 @@ from fedipw.evaluation.balance import (
     standardised_differences,
     weighted_moments,
 )
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.selection import coded as coding
 from fedipw.selection.coded import CodedTable, TableSettings
 from fedipw.tables.design import Missing, bound_design

@@ -20,7 +20,7 @@ from fedipw.evaluation.diagnostics import (
     calibration_from,
     calibration_sums,
 )
-from fedipw.numerics.types import FloatArray, LabelArray
+from fedipw.numerics import FloatArray, LabelArray
 from fedipw.selection.coded import CodedTable
 from fedipw.selection.logistic import LogisticFit
 from fedipw.selection.saved import BlockProb, block_prob

@@ -29,7 +29,7 @@ from fedipw.evaluation.estimators import (
 from fedipw.evaluation.phases import FittedEnrollment, KnownEnrollment
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.two_phase import fitted_two_phase
-from fedipw.numerics.types import FloatArray, IntArray
+from fedipw.numerics import FloatArray, IntArray
 from fedipw.selection.logistic import NewtonLogistic, logistic_fit
 from fedipw.tables.partitions import Blocks, Frame
 

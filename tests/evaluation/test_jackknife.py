@@ -18,9 +18,9 @@ from fedipw.evaluation.estimators import (
     HajekMean,
     HorvitzThompsonMean,
     MeanEstimator,
+    jackknife_means,
     population_means,
 )
-from fedipw.evaluation.jackknife import jackknife_means
 from fedipw.evaluation.phases import (
     CalibratedEnrollment,
     FittedEnrollment,
@@ -29,7 +29,7 @@ from fedipw.evaluation.phases import (
 )
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.two_phase import fitted_two_phase
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.selection.logistic import logistic_fit
 from fedipw.tables.partitions import Block, Blocks
 from fedipw.weighting.balance import Balance

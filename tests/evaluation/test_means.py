@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedipw.errors import InputError
 from fedipw.evaluation.means import WeightedMean, hajek_mean, horvitz_thompson_mean
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.logistic import NewtonLogistic
 from fedipw.weighting.functions import hajek_weights, horvitz_thompson_weights
 

@@ -17,7 +17,7 @@ from fedipw.evaluation.estimators import (
 )
 from fedipw.evaluation.phases import KnownEnrollment
 from fedipw.evaluation.sample import TwoPhase
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 
 def drawn(seed: int, n: int = 20) -> tuple[TwoPhase, FloatArray]:

@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 from fedipw.errors import InputError
 from fedipw.evaluation.sensitivity import SensitivityBounds, odds_ratio_at, sensitivity_bounds
 from fedipw.lab.theory import sensitivity_errors
-from fedipw.numerics.types import FloatArray, IntArray
+from fedipw.numerics import FloatArray, IntArray
 from fedipw.weighting.functions import hajek_weights, horvitz_thompson_weights
 
 FORMS = pytest.mark.parametrize("size", [None, 40.0], ids=["hajek", "horvitz-thompson"])

@@ -29,7 +29,7 @@ from fedipw.evaluation.phases import (
     StepPhase,
 )
 from fedipw.evaluation.sample import TwoPhase
-from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.selection.logistic import LogisticFit, logistic_fit
 from fedipw.tables.partitions import Blocks, Frame
 from fedipw.weighting.balance import Balance

@@ -17,6 +17,7 @@ from fedipw.errors import (
     NotConvergedError,
     SeparationError,
 )
+from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import (
     check_finite,
     check_positive,
@@ -24,7 +25,6 @@ from fedipw.numerics.checks import (
     check_rows,
     some,
 )
-from fedipw.numerics.types import FloatArray
 
 
 @given(st.lists(st.integers(), max_size=20))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedipw.numerics import FloatArray
 from fedipw.numerics.compiled import _OPTIONS, exp, log1p_unit, sigmoid
-from fedipw.numerics.types import FloatArray
 
 TWO_ULPS = 4e-16  # relative, below two units in the last place of any double
 Vectorised = Callable[[FloatArray], FloatArray]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from fedipw.numerics import FloatArray, LabelArray
 from fedipw.numerics.logistic import (
     logistic_losses,
     logistic_sums,
@@ -19,7 +20,6 @@ from fedipw.numerics.logistic import (
     softplus_divergence,
 )
 from fedipw.numerics.newton import Sums
-from fedipw.numerics.types import FloatArray, LabelArray
 
 BLOCK_EDGES = (1, 2, 255, 256, 257, 512, 513, 700)
 

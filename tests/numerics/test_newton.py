@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import NotConvergedError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.newton import NewtonStatus, Sums, newton_minimum
-from fedipw.numerics.types import FloatArray
 
 
 def log_cosh(x: FloatArray) -> Sums:

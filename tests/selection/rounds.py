@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from scipy.special import expit
 
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import (
     Participation,

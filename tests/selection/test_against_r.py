@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.enrollment import TableEnrollment, enrollment_stage
 from fedipw.selection.logistic import LogisticFit, NewtonLogistic
 from fedipw.tables import Population

@@ -17,7 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 from threadpoolctl import threadpool_limits
 
 from fedipw.errors import InputError, SeparationError
-from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.selection.classifiers import (
     Classifier,
     CrossFit,

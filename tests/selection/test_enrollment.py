@@ -16,7 +16,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.selection.classifiers import Classifier, Estimator, Isotonic, Newton, Platt
 from fedipw.selection.coded import TableSettings, known_before_enrollment, table_model
 from fedipw.selection.enrollment import (

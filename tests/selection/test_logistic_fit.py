@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import InputError, NotConvergedError
-from fedipw.numerics.types import FloatArray, LabelArray
+from fedipw.numerics import FloatArray, LabelArray
 from fedipw.selection.classifiers import Newton
 from fedipw.selection.coded import CodedTable, TableSettings, table_model
 from fedipw.selection.logistic import LogisticFit, logistic_fit

@@ -13,7 +13,7 @@ from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.logistic import NewtonLogistic
 
 seeds = st.integers(0, 2**32 - 1)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from fedipw.errors import InputError, SeparationError
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.newton import Sums
-from fedipw.numerics.types import BoolArray, FloatArray, IntArray
 from fedipw.selection.classifiers import WARM_DECREMENT_TOL
 from fedipw.selection.logistic import (
     LogisticFit,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import BoolArray
+from fedipw.numerics import BoolArray
 from fedipw.selection.classifiers import Classifier
 from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import ParticipationSettings, Source, Window

@@ -12,7 +12,7 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Isotonic, Platt, cross_fit
 from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import (

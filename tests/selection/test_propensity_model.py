@@ -14,7 +14,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeClassifier
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import PropensityModel, cross_fitted_prob, fitted_model
 from fedipw.selection.logistic import NewtonLogistic
 

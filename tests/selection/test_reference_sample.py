@@ -10,7 +10,7 @@ from scipy.special import expit
 from sklearn.naive_bayes import GaussianNB
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
 from fedipw.selection.coded import TableSettings, table_model
 from fedipw.selection.enrollment import (

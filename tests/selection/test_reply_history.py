@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.steps import COLUMNS, ReplyHistory
 
 replies = arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=12))  # (rounds, clients)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 from fedipw.errors import SeparationError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
 from fedipw.selection.coded import TableSettings
 from fedipw.selection.enrollment import EnrollmentFit, enrollment_stage

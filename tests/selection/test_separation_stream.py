@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from fedipw.errors import SeparationError
-from fedipw.numerics.types import FloatArray, LabelArray
+from fedipw.numerics import FloatArray, LabelArray
 from fedipw.selection import separation
 from fedipw.selection.classifiers import Newton
 from fedipw.selection.coded import TableSettings, table_model

@@ -16,7 +16,7 @@ from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 
 from fedipw.errors import InputError, SeparationError
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
 from fedipw.selection.coded import TableSettings, table_model
 from fedipw.selection.enrollment import enrollment_stage

@@ -19,7 +19,7 @@ from sklearn.naive_bayes import GaussianNB
 
 from fedipw.calibration import Distance, Entropy, Partitioned, Quadratic, calibrated
 from fedipw.errors import InputError, SeparationError
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
 from fedipw.selection.coded import CodedTable, TableSettings, table_model
 from fedipw.selection.enrollment import enrollment_stage

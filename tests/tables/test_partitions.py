@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.threads import limit_threads, thread_count
-from fedipw.numerics.types import FloatArray
 from fedipw.tables.partitions import BLOCK_ROWS, Block, Blocks, Frame, added, sum_over
 
 

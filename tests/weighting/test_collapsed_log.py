@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedipw.numerics.types import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Newton
 from fedipw.selection.enrollment import enrollment_stage
 from fedipw.selection.logistic import NewtonLogistic

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import expit
 
 from fedipw.errors import InputError
-from fedipw.numerics.types import BoolArray
+from fedipw.numerics import BoolArray
 from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
 from fedipw.selection.participation import ParticipationSettings, Window
 from fedipw.selection.steps import Formulas

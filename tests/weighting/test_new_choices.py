@@ -14,7 +14,7 @@ import pytest
 from cli.weights_files import WeightsFiles
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import Testbed
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.weighting.functions import TrimReport
 from fedipw.weighting.methods import METHODS, method_named
 from fedipw.weighting.pipeline import BASES, GUARDS, Base, Guard, Probabilities

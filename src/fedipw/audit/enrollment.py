@@ -30,7 +30,7 @@ from fedipw.tables.formula import term_of
 from fedipw.tables.partitions import sum_over
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.saved import BlockProb, StageModel
     from fedipw.tables.partitions import Block

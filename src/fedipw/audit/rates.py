@@ -16,7 +16,7 @@ from fedipw.tables.formula import MISSING, number_text
 from fedipw.tables.ledger import Ledger
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, IntArray
+    from fedipw.numerics import BoolArray, IntArray
 
 MOST_LEVELS = 500  # of a column; with more it is not counted
 SHOWN_LEVELS = 20

@@ -22,7 +22,7 @@ from fedipw.tables.partitions import added
 from fedipw.weighting.replay import Observer
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.selection.participation import StepRows
     from fedipw.selection.saved import StageModel
     from fedipw.tables.ledger import Round

@@ -28,7 +28,7 @@ from fedipw.tables.partitions import Block, Partitions, sum_over
 from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
     from fedipw.selection.saved import StageModel
     from fedipw.tables.partitions import Frame
 

@@ -15,7 +15,7 @@ from fedipw.numerics.checks import check_rows, some
 from fedipw.numerics.dual import column_moments, dense_sums, margin_sums
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, CodeArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray
 
 _VARIANCE = 1e-12  # share of a column's variance below which nothing is left of it
 _CONSISTENT = 1e-6  # of the column's range: targets that follow may be rounded

@@ -15,7 +15,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 
 class Family(NamedTuple):

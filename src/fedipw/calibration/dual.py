@@ -45,7 +45,7 @@ from fedipw.calibration.distances import CONSTANT, UNBOUNDED, Family
 from fedipw.numerics.dual import CLIPPED, l1_quadratic_step
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
 
 TOLERANCE = 1e-12  # on misses in standard deviations
 _DECREMENT = 1e-11  # on the root mean square change of u still to come

@@ -25,7 +25,7 @@ from fedipw.errors import InfeasibleError, NotConvergedError
 
 if TYPE_CHECKING:
     from fedipw.calibration.distances import Distance
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 FEASIBLE = 1e-9  # standard deviations below which a miss is rounding
 VIOLATION = 1e-8  # standard deviations a solved constraint may be off at most

@@ -20,7 +20,7 @@ from fedipw.tables.partitions import Block, Blocks, Partitions, rows_per_block, 
 from fedipw.tables.table import Slice, Table, rows_of
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 
 @final

@@ -27,7 +27,7 @@ from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 TYPICAL_SHIFT = 0.55  # of population means from the enrolled clients', in standard deviations
 RARE = 0.05  # share of enrolled clients below which a level is named

@@ -20,7 +20,7 @@ from fedipw.tables.table import Table, TableLike
 if TYPE_CHECKING:
     from fedipw.calibration.distances import Distance, InverseLogit
     from fedipw.calibration.solve import Slack
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
     from fedipw.tables.targets import Targets
 
 OTHERS = "all others"

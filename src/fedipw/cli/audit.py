@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedipw.cli.inputs import check_inputs_kept, check_probabilities, coded_stage, given_population
 from fedipw.cli.options import (
     Availability,
     ClassifierName,
@@ -32,6 +31,10 @@ from fedipw.cli.options import (
     TargetsTable,
     Threshold,
     Window,
+    check_inputs_kept,
+    check_probabilities,
+    coded_stage,
+    given_population,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.errors import InputError, PositivityError

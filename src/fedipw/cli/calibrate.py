@@ -67,7 +67,7 @@ def calibrate(
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
-    from fedipw.cli.inputs import scheduled
+    from fedipw.cli.options import scheduled
     from fedipw.tables.table import check_table_path, write_table
     from fedipw.tables.targets import Targets
 

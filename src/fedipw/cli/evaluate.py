@@ -11,7 +11,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedipw.cli.inputs import check_inputs_kept, coded_stage, given_population
 from fedipw.cli.options import (
     Availability,
     ClassifierName,
@@ -29,6 +28,9 @@ from fedipw.cli.options import (
     Rounds,
     ScoreCalibrationName,
     TargetsTable,
+    check_inputs_kept,
+    coded_stage,
+    given_population,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out

@@ -11,13 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedipw.cli.inputs import (
-    check_inputs_kept,
-    check_probabilities,
-    coded_stage,
-    given_population,
-    scheduled,
-)
 from fedipw.cli.options import (
     Availability,
     ClassifierName,
@@ -45,6 +38,11 @@ from fedipw.cli.options import (
     TargetsTable,
     Threshold,
     Window,
+    check_inputs_kept,
+    check_probabilities,
+    coded_stage,
+    given_population,
+    scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out

@@ -15,7 +15,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

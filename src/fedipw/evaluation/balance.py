@@ -16,7 +16,7 @@ from fedipw.numerics.checks import check_finite, check_rows, some
 from fedipw.tables.partitions import Block, Partitions, sum_over
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
     from fedipw.tables.partitions import Frame
     from fedipw.tables.targets import Targets
 

@@ -17,11 +17,11 @@ from fedipw.evaluation.estimators import (
     HorvitzThompsonMean,
     MeanEstimator,
     Moved,
+    jackknife_means,
     moved_by_weights,
     plain_means,
     population_means,
 )
-from fedipw.evaluation.jackknife import jackknife_means
 from fedipw.evaluation.sensitivity import (
     odds_ratio_at,
     sensitivity_bounds,

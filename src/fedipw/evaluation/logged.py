@@ -30,7 +30,7 @@ from fedipw.weighting.weigher import StagedEnrollment
 
 if TYPE_CHECKING:
     from fedipw.evaluation.phases import EnrollmentPhase
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.participation import Participation
     from fedipw.tables.ledger import Ledger, Round

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
 
 _BLOCK = 4096  # rows in memory at a time
 _SCORE_TOL = 1e-5  # of the score equations, over the sum of |Z|

@@ -22,7 +22,7 @@ from fedipw.tables.partitions import Block, Blocks, Partitions, sum_over
 
 if TYPE_CHECKING:
     from fedipw.calibration import Distance, InverseLogit
-    from fedipw.numerics.types import CodeArray, FloatArray, IntArray, LabelArray
+    from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
     from fedipw.selection.logistic import LogisticFit
     from fedipw.tables.partitions import Frame
     from fedipw.weighting.balance import Balance

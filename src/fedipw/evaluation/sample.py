@@ -15,7 +15,7 @@ from fedipw.numerics.checks import check_probability, check_rows
 
 if TYPE_CHECKING:
     from fedipw.evaluation.phases import EnrollmentPhase
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
 
 _LAGS = 48  # rounds apart beyond which replies count as unrelated
 _RELATED = 0.02  # of a correlation, below which later lags are not looked at

@@ -14,7 +14,7 @@ from fedipw.numerics.checks import check_finite, check_positive, check_probabili
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import CodeArray, FloatArray
+    from fedipw.numerics import CodeArray, FloatArray
 
 _LARGEST = 1e100  # weight of one stage; products of two and their sums stay finite
 

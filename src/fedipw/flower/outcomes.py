@@ -15,8 +15,8 @@ from flwr.app import Error, Message, MetricRecord
 from fedipw.errors import InputError
 from fedipw.flower.client import DECLINED_CODE
 from fedipw.flower.roster import Attendance
+from fedipw.numerics import BoolArray
 from fedipw.numerics.checks import some
-from fedipw.numerics.types import BoolArray
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.columns import AVAILABLE, ID, INVITE_PROB, INVITED, OPENED_AT
 from fedipw.tables.ledger import Ledger

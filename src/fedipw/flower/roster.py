@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from fedipw.errors import InputError
 from fedipw.flower.client import ACTION, COLUMNS, RECORD, SERVER_ROUND
+from fedipw.numerics import BoolArray, IntArray
 from fedipw.numerics.checks import some
-from fedipw.numerics.types import BoolArray, IntArray
 from fedipw.tables.columns import ID
 from fedipw.tables.population import Members
 

@@ -22,9 +22,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_positive, check_probability
 from fedipw.numerics.logistic import sigmoids
-from fedipw.numerics.types import FloatArray
 from fedipw.selection.saved import AVAILABILITY, ENROLLMENT, PARTICIPATION, REPLY, StageModel
 from fedipw.tables.design import Design
 

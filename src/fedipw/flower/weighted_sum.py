@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedipw.errors import InputError
 from fedipw.flower.screen import Layout, SentModel, arrays_of, metrics_of
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 _RANKED = (
     known.Bulyan, known.FedMedian, known.FedTrimmedAvg, known.FedXgbBagging, known.FedXgbCyclic,

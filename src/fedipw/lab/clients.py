@@ -13,7 +13,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray, LabelArray
+    from fedipw.numerics import FloatArray, IntArray, LabelArray
 
 _CHUNK_ROWS = 1 << 18
 _CHECKED_ROWS = 1 << 14  # of any shape

@@ -16,7 +16,7 @@ from scipy import stats
 
 if TYPE_CHECKING:
     from fedipw.lab.study_file import Study
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 LEVEL = 0.95
 RESULT: Mapping[str, Any] = {

@@ -31,7 +31,7 @@ from fedipw.storage.atomic import check_directory, written_directory
 from fedipw.weighting.balance import Balance
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 PANELS = "ABCD"
 STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from fedipw.lab.style import look_of, new_figure, styled
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 _POSITIVITY_FROM = 1.75  # strengths beyond this leave clients almost no chance to enroll
 _TITLES = {

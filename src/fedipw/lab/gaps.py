@@ -11,7 +11,7 @@ from fedipw.errors import InputError
 from fedipw.selection.participation import ReplyProb, Source, StepRows
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.tables.ledger import Round
 
 CUTOFF = 50  # rounds after which a gap is closed without a reply

@@ -27,7 +27,7 @@ from fedipw.numerics.checks import some
 from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray, LabelArray
+    from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray, LabelArray
 
 ENROLLMENT = (1.0, 0.8)  # coefficients of the two drivers, as on the testbed
 STRENGTH = 0.75  # at 1 the least enrollment probability of some sets is about 0.003

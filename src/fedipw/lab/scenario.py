@@ -61,7 +61,7 @@ from fedipw.weighting.sources import (
 from fedipw.weighting.weigher import EnrollmentState, FixedEnrollment, Weigher
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
 
 PAPER_METHODS = ("fedavg", "participation-only", "fedipw", "oracle")
 

@@ -42,7 +42,7 @@ from fedipw.storage.atomic import check_directory, written_directory
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import IntArray
+    from fedipw.numerics import IntArray
 
 _CHECKPOINTS = 20  # about this many over a run
 ODDS_RATIOS = (1.05, 1.1, 1.25, 1.5, 2.0)

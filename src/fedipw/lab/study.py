@@ -37,7 +37,7 @@ from fedipw.storage.atomic import (
 from fedipw.storage.lock import locked
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
 
 PART: Mapping[str, Any] = {
     **RESULT,

@@ -22,7 +22,7 @@ from fedipw.lab.style import look_of, new_figure, styled
 
 if TYPE_CHECKING:
     from fedipw.lab.comparison import StudyTables
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 MOST_CURVES = 10  # methods that can be told apart as lines
 _MOST_DOTS = 60  # seeds shown one by one

@@ -17,7 +17,7 @@ from fedipw.numerics.logistic import sigmoids
 from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
 
 _BLOCK_CLIENTS = 4096  # part of the definition of a draw: features and labels alternate by block
 

@@ -14,7 +14,7 @@ from fedipw.selection.logistic import LogisticFit, logistic_fit
 from fedipw.tables.partitions import Block, Blocks, Frame, rows_per_block
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 
 def fitted_two_phase(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 SHOWN = 5
 

@@ -15,7 +15,7 @@ from fedipw.numerics.compiled import compiled, exp, log1p_unit, sigmoid
 from fedipw.numerics.threads import over_ranges
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import CodeArray, FloatArray, IntArray
+    from fedipw.numerics import CodeArray, FloatArray, IntArray
 
 CLIPPED, EXPONENTIAL, LOGISTIC = 0, 1, 2
 _BLOCK = 64  # rows whose columns fit in the nearest cache

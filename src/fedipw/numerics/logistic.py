@@ -12,7 +12,7 @@ from fedipw.numerics.compiled import compiled, exp, log1p_unit, sigmoid
 from fedipw.numerics.newton import Sums
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, LabelArray
+    from fedipw.numerics import FloatArray, LabelArray
 
 _BLOCK = 256
 _SERIES, _HUGE = 1e-4, 40.0  # shifts of log odds with a formula of their own

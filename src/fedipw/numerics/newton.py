@@ -14,7 +14,7 @@ from fedipw.errors import NotConvergedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 
 class Sums(NamedTuple):

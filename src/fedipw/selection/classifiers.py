@@ -34,7 +34,7 @@ from fedipw.selection.logistic import (
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
     from fedipw.selection.rowstore import StoredRows
 
 

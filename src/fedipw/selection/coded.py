@@ -23,7 +23,7 @@ from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_
 from fedipw.tables.table import Slice, Table, rows_of
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 T = TypeVar("T")
 SAMPLE_ROWS = 200_000  # of the first fit, from which the fit on all rows starts

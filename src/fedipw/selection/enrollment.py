@@ -26,15 +26,15 @@ from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_be
 from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.saved import StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
-from fedipw.tables.design import Design, bound_design, used_parts
-from fedipw.tables.formula import formula_clauses, term_matrix, term_of
+from fedipw.tables.design import Design, bound_design
+from fedipw.tables.formula import term_matrix, term_of
 from fedipw.tables.partitions import Block, Partitions
 from fedipw.tables.population import Members, Population, ReferenceSample
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 T = TypeVar("T")
 PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
@@ -178,18 +178,19 @@ class TableEnrollment:
         if not covariates:
             raise InputError(f"{table.name} has no covariate to explain enrollment with.")
         if model is not None:
-            used = model.design.columns
-            table.require(used)
+            design = model.design
+            table.require(design.columns)
         else:
             _refuse_later(formula, [name for name in later if name not in table.schema])
-            clauses = formula_clauses(formula, covariates, table.schema.names())
-            used = tuple(part.column for part in used_parts(clauses, formula))
-        known_before_enrollment(table, tuple(dict.fromkeys(used)))
+            design = bound_design(
+                formula, table.scan(), covariates, missing=settings.missing,
+                lump_below=settings.lump_below, where=table.name, checked=False,
+            )  # fmt: skip
+        known_before_enrollment(table, design.columns)
         self.population, self.model = population, model
         self.coded = CodedTable.of(
-            table, formula if model is None else model.design, covariates=covariates,
-            settings=settings, progress=progress,
-        )  # fmt: skip
+            table, design, covariates=covariates, settings=settings, progress=progress
+        )
         self._last: StageModel | None = None
         self._present: BoolArray | None = None  # who was enrolled in the last fit
 

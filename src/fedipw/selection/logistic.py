@@ -29,7 +29,7 @@ from fedipw.tables.partitions import Block, Blocks, Frame, Framed, Partitions, f
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray, LabelArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray, LabelArray
 
 GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 1
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again

@@ -18,7 +18,7 @@ from fedipw.tables.columns import ENROLLED
 from fedipw.tables.partitions import Block, Partitions, sum_over
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
     from fedipw.selection.coded import CodedTable
     from fedipw.selection.saved import BlockProb, StageModel
     from fedipw.tables.table import Table

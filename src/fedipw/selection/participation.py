@@ -34,7 +34,7 @@ from fedipw.tables.design import Missing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.selection.steps import Step
     from fedipw.tables.design import Design
     from fedipw.tables.ledger import Round

@@ -24,7 +24,7 @@ from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray, LabelArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray, LabelArray
 
 T = TypeVar("T")
 _CHUNK = 512  # clients per chunk; chunks are summed in order, whatever the number of threads

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.logistic import sigmoids
 from fedipw.numerics.newton import NewtonStatus
-from fedipw.numerics.types import FloatArray
 from fedipw.selection.classifiers import Fit
 from fedipw.selection.logistic import LogisticFit
+from fedipw.storage.atomic import write_text
 from fedipw.tables.design import Design
 from fedipw.tables.partitions import Block, Frame
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from fedipw.numerics.types import BoolArray
+    from fedipw.numerics import BoolArray
 
 FORMAT, VERSION = "fedipw-model", 1
 ENROLLMENT: Final = "enrollment"
@@ -88,21 +87,9 @@ class StageModel:
         return getattr(self.fit, "dropped", ())
 
     def save(self, path: Path) -> None:
-        """Write the model under a temporary name and rename it."""
+        """Write the model to a file, whole or not at all."""
         self.logistic()  # a classifier cannot be written
-        temporary = path.with_name(f".{path.name}.partial")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(self.to_json(), file, indent=1, allow_nan=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}.") from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
+        write_text(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path, stage: str | None = None) -> StageModel:

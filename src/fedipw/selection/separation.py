@@ -20,7 +20,7 @@ from fedipw.errors import NotConvergedError
 from fedipw.tables.partitions import Block, Partitions
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 _FIRST = 2_000  # rows of the first programme, besides the extremes of each column
 _WORST = 500  # violating rows added at a time

@@ -28,7 +28,7 @@ from fedipw.tables.population import Members
 from fedipw.tables.table import reading
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.selection.saved import StageModel
 
 

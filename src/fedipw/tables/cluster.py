@@ -21,7 +21,7 @@ from fedipw.tables.partitions import Block
 from fedipw.tables.table import Slice
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 T = TypeVar("T")
 

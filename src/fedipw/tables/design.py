@@ -40,7 +40,7 @@ from fedipw.tables.formula import (
 )
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
 
 LEVELS_MAX = 500  # of one category
 _CODED = "\0levels"  # marks the coded copy of a category's column

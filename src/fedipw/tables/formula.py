@@ -38,7 +38,7 @@ from fedipw.numerics.checks import some
 from fedipw.tables.columns import NO, YES
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 MISSING: Final = "(missing)"  # the level of rows without one, where that is a level of its own
 OTHER: Final = "(other)"  # the level rare levels are merged into

@@ -35,7 +35,7 @@ from fedipw.tables.columns import (
 from fedipw.tables.table import check_same_columns, reading, write_table
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 VERSION: Final = 1
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)

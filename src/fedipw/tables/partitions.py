@@ -23,7 +23,7 @@ from fedipw.numerics.threads import thread_count
 from fedipw.storage.scratch import Room, Scratch, Stored
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray, LabelArray
+    from fedipw.numerics import FloatArray, LabelArray
 
 T = TypeVar("T")
 BLOCK_ROWS = 65_536

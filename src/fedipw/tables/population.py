@@ -28,7 +28,7 @@ from fedipw.tables.targets import Targets, TargetsLike
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
 
 __all__ = [
     "ENROLLED", "FROM", "ID", "NO", "UNTIL", "YES",

@@ -16,7 +16,7 @@ from fedipw.numerics.checks import check_rows, some
 from fedipw.tables.table import Table, TableLike
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 _LEVEL = re.compile(r"^([^\[\]:]+)\[[^\[\]]*\]$")
 SHARES = 1e-6  # by which the shares of one category may exceed 1

@@ -13,7 +13,7 @@ from fedipw.numerics.checks import check_rows
 from fedipw.selection.enrollment import BalanceColumns
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

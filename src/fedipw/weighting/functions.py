@@ -13,7 +13,7 @@ from fedipw.numerics.checks import check_positive, check_probability
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 
 def horvitz_thompson_weights(inclusion_prob: ArrayLike, population_size: float) -> FloatArray:

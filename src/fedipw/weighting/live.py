@@ -18,7 +18,7 @@ from fedipw.weighting.replay import Plan, Record, RoundRun, coming_round, ledger
 from fedipw.weighting.weigher import StagedEnrollment, Weigher
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray
+    from fedipw.numerics import BoolArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.weighting.weigher import RoundWeights
 

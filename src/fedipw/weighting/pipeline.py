@@ -32,7 +32,7 @@ from fedipw.weighting.functions import TrimReport, horvitz_thompson_weights, tri
 from fedipw.weighting.weigher import EnrollmentState, Replies, RoundWeights
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
     from fedipw.weighting.balance import Balance
 
 REPLIES_PER_TERM = 5  # GREG is left out of rounds with fewer replies per coefficient

@@ -24,7 +24,7 @@ from fedipw.weighting.weigher import StagedEnrollment, Weigher
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedipw.numerics.types import BoolArray, IntArray
+    from fedipw.numerics import BoolArray, IntArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.participation import StepRows
     from fedipw.selection.saved import StageModel

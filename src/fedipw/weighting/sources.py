@@ -28,7 +28,7 @@ from fedipw.tables.ledger import Round
 from fedipw.tables.population import Members, Population
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 _NO_COVARIATES = {ID, ROUND, INVITED, AVAILABLE, INVITE_PROB, OPENED_AT}
 

@@ -17,7 +17,7 @@ from fedipw.weighting.balance import Balance
 from fedipw.weighting.functions import effective_sample_size
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.saved import StageModel
     from fedipw.tables.ledger import Round

@@ -16,7 +16,7 @@ from fedipw.lab.mechanisms.base import solved_intercept
 from fedipw.lab.scenario import PropensitySettings, Scenario
 from fedipw.lab.simulate import simulate
 from fedipw.lab.testbed import PopulationDraw, Testbed
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.selection.participation import Window
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.tables.population import Population

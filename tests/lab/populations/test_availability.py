@@ -13,8 +13,8 @@ from fedipw.lab.clients import ClientData
 from fedipw.lab.mechanisms import DataAvailability, MarkovAvailability, RoundDraw
 from fedipw.lab.mechanisms.base import score_of, solved_intercept
 from fedipw.lab.testbed import Testbed
+from fedipw.numerics import FloatArray
 from fedipw.numerics.logistic import sigmoids
-from fedipw.numerics.types import FloatArray
 
 FALSE_ALARM = 1e-6  # of each comparison, two-sided
 LIMIT = float(stats.norm.isf(FALSE_ALARM / 2))

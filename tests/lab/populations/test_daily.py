@@ -10,7 +10,7 @@ from scipy.special import expit
 from fedipw.errors import InputError
 from fedipw.lab.mechanisms import DailyParticipation, RoundDraw
 from fedipw.lab.testbed import Testbed
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 FALSE_ALARM = 1e-6  # of each comparison, two-sided
 LIMIT = float(stats.norm.isf(FALSE_ALARM / 2))

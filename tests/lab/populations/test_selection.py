@@ -13,7 +13,7 @@ from fedipw.errors import InputError
 from fedipw.lab.mechanisms import LogisticEnrollment, enrollment_draw
 from fedipw.lab.mechanisms.base import score_of, solved_intercept
 from fedipw.lab.testbed import Testbed
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.tables import Population
 
 rates = st.floats(0.001, 0.999)

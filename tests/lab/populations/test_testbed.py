@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from fedipw.errors import InputError
 from fedipw.lab.testbed import PopulationDraw, Testbed
-from fedipw.numerics.types import FloatArray
+from fedipw.numerics import FloatArray
 
 FALSE_ALARM = 1e-6  # of each comparison of a statistic with its law, two-sided
 LIMIT = float(stats.norm.isf(FALSE_ALARM / 2))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedipw.lab.engine.local import RoundWork, Trainer
     from fedipw.lab.engine.server import ServerStep
     from fedipw.lab.recipes import Recipe
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import EnrollmentState, Replies
 

@@ -13,7 +13,7 @@ from fedipw.errors import InputError
 
 if TYPE_CHECKING:
     from fedipw.lab.theory.objective import FederatedLogistic
-    from fedipw.numerics.types import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

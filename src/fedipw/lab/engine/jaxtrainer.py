@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from fedipw.lab.engine.server import State
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
 
 __all__ = ["JaxTrainer", "OptaxStep"]
 

@@ -18,7 +18,7 @@ from fedipw.numerics.threads import over_ranges
 
 if TYPE_CHECKING:
     from fedipw.lab.clients import ClientData
-    from fedipw.numerics.types import FloatArray, IntArray, LabelArray
+    from fedipw.numerics import FloatArray, IntArray, LabelArray
 
 _CHUNK = 8  # clients per partial sum; partial sums are added in order, whatever the threads
 NO_ROW = -1  # where a client has fewer rows or steps than others

@@ -16,7 +16,7 @@ from fedipw.lab.recipes import Recipe, Slot
 
 if TYPE_CHECKING:
     from fedipw.lab.engine.local import LocalWork, RoundWork
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive
 
 if TYPE_CHECKING:
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 State = Mapping[str, "FloatArray"]  # empty before the first step
 

@@ -23,7 +23,7 @@ from fedipw.weighting.weigher import RoundWeights
 if TYPE_CHECKING:
     from fedipw.lab.clients import ArrayClients
     from fedipw.lab.mechanisms import ParticipationProcess, RoundDraw
-    from fedipw.numerics.types import FloatArray, IntArray
+    from fedipw.numerics import FloatArray, IntArray
     from fedipw.tables.population import Population
     from fedipw.weighting.weigher import Weigher
 

@@ -14,7 +14,7 @@ from fedipw.numerics.logistic import sigmoid_mean, sigmoids
 
 if TYPE_CHECKING:
     from fedipw.lab.clients import ClientData
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.tables.population import Population
 
 

@@ -15,7 +15,7 @@ from fedipw.numerics.logistic import sigmoids
 
 if TYPE_CHECKING:
     from fedipw.lab.clients import ArrayClients, ClientData
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.tables.population import Population
 
 

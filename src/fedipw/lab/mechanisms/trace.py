@@ -16,7 +16,7 @@ from fedipw.numerics.checks import check_finite, some
 
 if TYPE_CHECKING:
     from fedipw.lab.clients import ArrayClients, ClientData
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.tables.population import Population
 
 _KEYS = ("round", "unit_id", "replied")

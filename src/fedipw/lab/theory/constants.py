@@ -16,7 +16,7 @@ from fedipw.numerics.checks import check_positive, check_probability
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 
 class Grade(Enum):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from fedipw.lab.engine import Federation
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 
 def weight_errors(ratio: ArrayLike) -> WeightErrors:

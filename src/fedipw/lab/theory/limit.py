@@ -19,7 +19,7 @@ from fedipw.numerics.checks import check_probability
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedipw.numerics.types import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import Replies
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fedipw.lab.clients import ClientData
-    from fedipw.numerics.types import FloatArray
+    from fedipw.numerics import FloatArray
 
 
 def target_weights(clients: ClientData, *, by_sample: bool = False) -> FloatArray:
