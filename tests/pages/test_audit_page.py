@@ -15,7 +15,8 @@ from fedipw.audit.compare import compare_page, written_audit
 from fedipw.audit.page import count, fixed, share, significant, tidy
 from fedipw.audit.pages import audit_page
 from fedipw.errors import InputError
-from fedipw.lab.pages import Table, sortable, training_page
+from fedipw.lab.pages import Table, sortable
+from fedipw.lab.run_page import training_page
 
 from .audit_example import example
 from .audit_variants import NASTY, bare, hostile, large, totals_only, without_rounds
@@ -42,8 +43,11 @@ def training() -> str:
 
     curves = [curve("FedAvg", True), curve("FedIPW", True), curve(NASTY[0], False)]
     charts = [
-        {"curves": curves, "y_label": "Excess loss", "log": True, "caption": "Lower is better."},
-        {"curves": curves, "y_label": "Distance", "log": False},
+        {"curves": curves, "y_label": name, "title": name, "log": log, "caption": caption}
+        for name, log, caption in (
+            ("Excess loss", True, "Lower is better."),
+            ("Distance", False, ""),
+        )
     ]
     table = Table(
         caption="Last round", heads=["Method", "loss"], rows=[["FedAvg", "0.3 ± 0.1"], ["b", "–"]]

@@ -19,10 +19,9 @@ import polars as pl
 from fedipw.calibration import Distance, Entropy, Quadratic
 from fedipw.errors import InfeasibleError, InputError
 from fedipw.lab.engine import Simulation, tail_length
-from fedipw.lab.figure1_plot import Curve, draw_figure
+from fedipw.lab.figure1_page import Curve, draw_figure, figure_page
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import LogisticEnrollment
-from fedipw.lab.pages import figure_page
 from fedipw.lab.pool import pooled
 from fedipw.lab.scenario import PAPER_METHODS, Scenario
 from fedipw.lab.theory import FederatedLogistic, enrollment_costs, error_parts

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.lab.clients import ArrayClients, ClientData
-from fedipw.lab.mechanisms.base import LogisticEnrollment, RoundDraw
+from fedipw.lab.mechanisms.base import CountedProcess, LogisticEnrollment, RoundDraw
 from fedipw.lab.mechanisms.simulated import DailyParticipation
 from fedipw.lab.testbed import PopulationDraw
 from fedipw.numerics.checks import some
@@ -469,7 +469,7 @@ def _rows_of(population: Population, table: WaveTable) -> IntArray:
 
 
 @final
-class WaveProcess:
+class WaveProcess(CountedProcess):
     """A running :class:`WaveParticipation`."""
 
     columns = WaveTable.columns
@@ -477,27 +477,17 @@ class WaveProcess:
     def __init__(
         self, covariates: list[FloatArray], replied: BoolArray, rng: np.random.Generator | None
     ) -> None:
-        self._covariates, self._replied, self._rng, self._round = covariates, replied, rng, 0
+        super().__init__(rng)
+        self._covariates, self._replied = covariates, replied
 
     def advance(self) -> RoundDraw:
         """Return the next round."""
         waves = len(self._covariates)
-        wave = self._round % waves if self._rng is None else int(self._rng.integers(waves))
-        self._round += 1
+        wave = self.round % waves if self.rng is None else int(self.rng.integers(waves))
+        self.round += 1
         return RoundDraw(
-            index=self._round,
+            index=self.round,
             covariates=self._covariates[wave],
             participation_prob=None,
             replied=self._replied[:, wave].copy(),
         )
-
-    def state(self) -> dict[str, Any]:
-        """Return the round, and where chance stands if waves are drawn."""
-        drawn = {} if self._rng is None else {"rng": self._rng.bit_generator.state}
-        return {"round": self._round, **drawn}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Put a saved state back."""
-        self._round = int(state["round"])
-        if self._rng is not None:
-            self._rng.bit_generator.state = state["rng"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedipw.lab.pages import Table, number, training_page
+from fedipw.audit.page import rendered
+from fedipw.lab.pages import Table, number, sortable
 from fedipw.lab.style import look_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,32 @@ def run_page(
     )
 
 
+def training_page(
+    title: str,
+    charts: Sequence[Mapping[str, Any]],
+    tables: Sequence[Table],
+    notes: Sequence[str],
+    settings: Mapping[str, Any],
+) -> str:
+    """Return a page of charts with tables and notes below; settings are shown on demand.
+
+    A chart has ``title``, ``caption``, ``y_label``, ``log`` and ``curves``: each with ``name``,
+    ``round``, ``value`` and, or none, ``low`` and ``high``.
+    """
+    return rendered(
+        "training.html",
+        ("charts.js", "training.js"),
+        {"training-data": charts},
+        title=title,
+        charts=charts,
+        tables=[sortable(t) for t in tables if t.rows],
+        notes=notes,
+        settings=settings,
+    )
+
+
 def _charts(frame: pl.DataFrame, evaluated: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the charts of a run's page: excess loss, distance, and the loss as replies tell it."""
+    """Return the charts of a run's page: excess loss, distance, and the loss by replies."""
     labels = {
         "excess_loss": ("Excess target loss F(θ) − F*", "Lower is better; 0 is the best model."),
         "distance": ("Distance |θ − θ*|", "How far the model is from the best one."),
@@ -60,10 +85,10 @@ def _evaluated(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     of = {key: [line[key] for line in lines] for key in keys}
     weighted = (of["estimate"], of["low"], of["high"])
     return {
-        "title": f"{look_of(name).label}: target loss as those who reply tell it",
+        "title": f"{look_of(name).label}: target loss as replies estimate it",
         "caption": "Each model is evaluated by the clients that reply in its round, ten rounds "
         "together. The weighted mean estimates the loss of the whole population, with a 95% "
-        "interval; the plain mean is about those who reply.",
+        "interval; the plain mean is about the clients that reply.",
         "y_label": "Loss F(θ)",
         "log": False,
         "curves": [

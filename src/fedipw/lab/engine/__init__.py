@@ -8,23 +8,7 @@ from fedipw.lab.engine.server import Adam, Amplified, Momentum, PlainStep, Serve
 from fedipw.lab.engine.simulation import Federation, Simulation, Training
 
 __all__ = [
-    "Adam",
-    "Amplified",
-    "Composition",
-    "Federation",
-    "History",
-    "LocalWork",
-    "LogisticTrainer",
-    "MemoryWeights",
-    "Momentum",
-    "PlainStep",
-    "RoundWork",
-    "RuleSettings",
-    "ServerStep",
-    "Simulation",
-    "Trainer",
-    "Training",
-    "Yogi",
-    "tail_length",
-    "work_done",
-]
+    "Adam", "Amplified", "Composition", "Federation", "History", "LocalWork", "LogisticTrainer",
+    "MemoryWeights", "Momentum", "PlainStep", "RoundWork", "RuleSettings", "ServerStep",
+    "Simulation", "Trainer", "Training", "Yogi", "tail_length", "work_done",
+]  # fmt: skip

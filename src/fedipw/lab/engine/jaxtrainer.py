@@ -280,13 +280,13 @@ class JaxTrainer:
     ) -> None:
         self.clients = clients
         self._offsets = clients.offsets.astype(np.int64)  # of any integer type outside
-        self._work = LocalWork() if work is None else work
+        self.work = LocalWork() if work is None else work
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.float32, np.float64):
             raise InputError(f"dtype must be float32 or float64, not {self._dtype}.")
         if block is not None and block < 1:
             raise InputError(f"block must be at least 1, not {block}.")
-        self._penalty, self._plain_sgd = penalty, optimizer is None
+        self._penalty, self.plain_sgd = penalty, optimizer is None
         with self._precision():
             tree = _floats(params, self._dtype)
             start, self._tree = ravel_pytree(tree)
@@ -295,21 +295,21 @@ class JaxTrainer:
             convolves = _checked(loss, penalty, tree, self._data)
         if block is None:
             block = 1 if convolves else _block(len(self._start))
-        self._loss, self._block = loss, block
+        self._loss, self.block = loss, block  # clients trained side by side
         self._compile(optimizer)
 
     def _compile(self, optimizer: optax.GradientTransformation | None) -> None:
         counts = self.clients.counts
         largest = int(counts.max())
-        batch = self._work.batch_size
+        batch = self.work.batch_size
         self._batch = None if batch is None or batch >= largest else batch
         # pieces near the usual number of rows, so that small clients do not pay for large ones
         piece = min(largest, _PIECE_ROWS, max(32, 2 * int(np.ceil(counts.mean()))))
-        rule = plain_sgd(self._work.step_size)
+        rule = plain_sgd(self.work.step_size)
         if optimizer is not None:
             rule = Optimizer(optimizer.init, optimizer.update)
         problem = LocalProblem(
-            self._loss, self._penalty, rule, self._tree, self._block, piece, largest > piece
+            self._loss, self._penalty, rule, self._tree, self.block, piece, largest > piece
         )
         self._total, self._updates = jax.jit(problem.total), jax.jit(problem.updates)
         self._values = jax.jit(partial(row_values, self._tree), static_argnums=0)
@@ -326,21 +326,6 @@ class JaxTrainer:
     def start(self) -> FloatArray:
         """The model before the first round, (P,)."""
         return self._start.copy()
-
-    @property
-    def work(self) -> LocalWork:
-        """What each client does in a round."""
-        return self._work
-
-    @property
-    def plain_sgd(self) -> bool:
-        """Whether clients have no optimizer of their own."""
-        return self._plain_sgd
-
-    @property
-    def block(self) -> int:
-        """Clients trained side by side."""
-        return self._block
 
     def flat(self, params: Params) -> FloatArray:
         """Return a tree of parameters as a vector, (P,)."""
@@ -369,7 +354,7 @@ class JaxTrainer:
         check_rows(len(task.clients), weights=weights)
         total, size = np.zeros(len(self._start)), len(task.clients)
         shares = _SHARES if len(total) <= _SHARED_PARAMETERS else 1
-        most = -(-size // shares // self._block) * self._block
+        most = -(-size // shares // self.block) * self.block
         jobs = (job for job, _ in self._jobs(task, weights, most))
         while mine := list(islice(jobs, shares)):  # drawn as they are needed, not all at once
             parts = np.zeros((len(mine), len(total)))
@@ -432,7 +417,7 @@ class JaxTrainer:
     ) -> Iterator[tuple[Job, int]]:
         """Yield the calls a round takes, each of ``limit`` clients at most, with their number."""
         theta, who = self._cast(task.theta), self._chosen(task.clients)
-        steps, longest = task.local_steps(self._work), _padded_steps(task, self._work)
+        steps, longest = task.local_steps(self.work), _padded_steps(task, self.work)
         if (steps < 0).any():
             raise InputError("Local steps must be 0 or more.")
         width = 0 if self._batch is None else longest * self._batch * 4
@@ -451,14 +436,14 @@ class JaxTrainer:
             )
             size = len(own.clients)
             places = min(fit, next(c for c in _PLACES if c >= size))
-            places = -(-places // self._block) * self._block
+            places = -(-places // self.block) * self.block
             lanes = self._lanes(own, longest, places, None if weights is None else weights[part])
-            yield Job(theta, np.int32(-(-size // self._block)), mu, lanes), size
+            yield Job(theta, np.int32(-(-size // self.block)), mu, lanes), size
 
     def _lanes(
         self, task: RoundWork, longest: int, places: int, weights: FloatArray | None
     ) -> Lanes:
-        who, offsets, steps = task.clients, self._offsets, task.local_steps(self._work)
+        who, offsets, steps = task.clients, self._offsets, task.local_steps(self.work)
         drawn = None
         if self._batch is not None:
             drawn = np.full((places, longest, self._batch), -1, dtype=np.int32)

@@ -72,7 +72,7 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adaptive:
-    """Settings of the rules that divide by a root mean square."""
+    """Rules that divide by a root mean square of which each has its own."""
 
     size: float = 0.1
     beta_1: float = 0.9
@@ -84,6 +84,25 @@ class _Adaptive:
         check_positive(self.tau, "tau")
         _check_decay(self.beta_1, "beta_1")
         _check_decay(self.beta_2, "beta_2")
+
+    def step(
+        self, theta: FloatArray, total: FloatArray, state: State, index: int
+    ) -> tuple[FloatArray, State]:
+        """Return the next model (d,) and moments."""
+        zero = np.zeros_like(total)
+        m = self.beta_1 * state.get("m", zero) + (1.0 - self.beta_1) * total
+        v = self._second(state.get("v", zero), total**2)
+        size = self.size * self._correction(index)
+        return theta + size * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+
+    def _second(self, v: FloatArray, square: FloatArray) -> FloatArray:
+        """Return the second moment after another square, (d,)."""
+        return self.beta_2 * v + (1.0 - self.beta_2) * square
+
+    def _correction(self, index: int) -> float:
+        """Return the factor of a round's step, for moments that start at zero."""
+        scale = np.sqrt(1.0 - self.beta_2 ** (index + 1.0))
+        return float(scale / (1.0 - self.beta_1 ** (index + 1.0)))
 
 
 @final
@@ -99,17 +118,6 @@ class Adam(_Adaptive):
     in round r, as Flower has it.
     """
 
-    def step(
-        self, theta: FloatArray, total: FloatArray, state: State, index: int
-    ) -> tuple[FloatArray, State]:
-        """Return the next model (d,) and moments."""
-        zero = np.zeros_like(total)
-        m = self.beta_1 * state.get("m", zero) + (1.0 - self.beta_1) * total
-        v = self.beta_2 * state.get("v", zero) + (1.0 - self.beta_2) * total**2
-        correction = np.sqrt(1.0 - self.beta_2 ** (index + 1.0))
-        correction /= 1.0 - self.beta_1 ** (index + 1.0)
-        return theta + self.size * correction * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,16 +132,13 @@ class Yogi(_Adaptive):
 
     size: float = 0.01
 
-    def step(
-        self, theta: FloatArray, total: FloatArray, state: State, index: int
-    ) -> tuple[FloatArray, State]:
-        """Return the next model (d,) and moments."""
+    def _second(self, v: FloatArray, square: FloatArray) -> FloatArray:
+        moved: FloatArray = v - (1.0 - self.beta_2) * square * np.sign(v - square)
+        return moved
+
+    def _correction(self, index: int) -> float:
         del index
-        zero, square = np.zeros_like(total), total**2
-        m = self.beta_1 * state.get("m", zero) + (1.0 - self.beta_1) * total
-        v = state.get("v", zero)
-        v = v - (1.0 - self.beta_2) * square * np.sign(v - square)
-        return theta + self.size * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+        return 1.0
 
 
 @final

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from fedipw.tables.population import Population
     from fedipw.weighting.weigher import Weigher
 
-SKIPPED = "skipped: nobody replied"
+_SKIPPED: Mapping[str, Any] = {  # what a method's round without replies is recorded as
+    "weight_sum": float("nan"),
+    "effective_replies": float("nan"),
+    "trimmed": 0,
+    "trimmed_mass": 0.0,
+    "source": "skipped: nobody replied",
+    "negative": 0,
+    "note": "",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +142,7 @@ class Simulation:
             composition.begin(self.trainer, self._task(self._rows, start, 0))
         self._keep = keep_iterates
         self._iterates = [np.tile(start, (len(self._methods), 1))]
-        self._records: list[_RoundRecord] = []
+        self._records: list[dict[str, Any]] = []  # of each round
         self._server: ServerStep = training.optimizer or PlainStep(training.server_step)
         self._moments: dict[str, State] = {name: {} for name in self._methods}
         self._limits_from = limits_from
@@ -264,17 +272,16 @@ class Simulation:
     def history(self) -> History:
         """Return everything so far."""
         records, shape = self._records, (self.rounds, len(self.methods))
+        kinds = {int: np.int64, float: np.float64, str: object}
+        by_method = {
+            name: np.array([r[name] for r in records], dtype=kinds[type(empty)]).reshape(shape).T
+            for name, empty in _SKIPPED.items()
+        }
         return History(
             methods=self.methods,
             iterates=self._kept_iterates(),
-            replies=np.array([r.replies for r in records], dtype=np.int64),
-            weight_sum=np.array([r.weight_sum for r in records]).reshape(shape).T,
-            effective_replies=np.array([r.effective for r in records]).reshape(shape).T,
-            trimmed=np.array([r.trimmed for r in records], dtype=np.int64).reshape(shape).T,
-            trimmed_mass=np.array([r.trimmed_mass for r in records]).reshape(shape).T,
-            source=np.array([r.source for r in records], dtype=object).reshape(shape).T,
-            negative=np.array([r.negative for r in records], dtype=np.int64).reshape(shape).T,
-            note=np.array([r.note for r in records], dtype=object).reshape(shape).T,
+            replies=np.array([r["replies"] for r in records], dtype=np.int64),
+            **by_method,
         )
 
     def _kept_iterates(self) -> FloatArray:
@@ -289,7 +296,7 @@ class Simulation:
         """Return arrays and plain values from which ``restore`` continues to the same bytes."""
         return {
             "iterates": np.stack(self._iterates),
-            "records": [r.plain() for r in self._records],
+            "records": self._records,
             "participation": self.federation.participation.state(),
             "training_rng": self._rng.bit_generator.state,
             "weighers": {str(k): w.state() for k, w in enumerate(self._weighers)},
@@ -301,7 +308,7 @@ class Simulation:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back into a simulation built from the same settings and seed."""
         self._iterates = list(np.array(state["iterates"]))
-        self._records = [_RoundRecord(*plain) for plain in state["records"]]
+        self._records = [dict(record) for record in state["records"]]
         self.federation.participation.restore(state["participation"])
         self._rng.bit_generator.state = state["training_rng"]
         for k, weigher in enumerate(self._weighers):
@@ -337,44 +344,18 @@ def _limit_key(name: str, composition: Composition) -> tuple[str, bool]:
     return (name if memory else composition.weights, composition.follows_work)
 
 
-@dataclass(frozen=True, slots=True)
-class _RoundRecord:
-    """One round: scalars, one per method except the number of replies."""
-
-    replies: int
-    weight_sum: Sequence[float]
-    effective: Sequence[float]
-    trimmed: Sequence[int]
-    trimmed_mass: Sequence[float]
-    source: Sequence[str]
-    negative: Sequence[int]
-    note: Sequence[str]
-
-    def plain(self) -> list[Any]:
-        return [
-            self.replies,
-            list(self.weight_sum),
-            list(self.effective),
-            list(self.trimmed),
-            list(self.trimmed_mass),
-            list(self.source),
-            list(self.negative),
-            list(self.note),
-        ]
-
-
-def _record(replies: int, weighed: Sequence[RoundWeights], methods: int) -> _RoundRecord:
+def _record(replies: int, weighed: Sequence[RoundWeights], methods: int) -> dict[str, Any]:
+    """Return a round as plain values: its replies, and of all else one value a method."""
     if not weighed:
-        nan, none = [float("nan")] * methods, [0] * methods
-        empty = [""] * methods
-        return _RoundRecord(0, nan, nan, none, [0.0] * methods, [SKIPPED] * methods, none, empty)
-    return _RoundRecord(
-        replies,
-        [w.total for w in weighed],
-        [w.effective_replies for w in weighed],
-        [0 if w.trimming is None else w.trimming.changed for w in weighed],
-        [0.0 if w.trimming is None else w.trimming.mass for w in weighed],
-        [w.replies.source.value for w in weighed],
-        [w.negative for w in weighed],
-        [w.note for w in weighed],
-    )
+        return {"replies": 0, **{name: [empty] * methods for name, empty in _SKIPPED.items()}}
+    cut = [w.trimming for w in weighed]
+    return {
+        "replies": replies,
+        "weight_sum": [w.total for w in weighed],
+        "effective_replies": [w.effective_replies for w in weighed],
+        "trimmed": [0 if t is None else t.changed for t in cut],
+        "trimmed_mass": [0.0 if t is None else t.mass for t in cut],
+        "source": [w.replies.source.value for w in weighed],
+        "negative": [w.negative for w in weighed],
+        "note": [w.note for w in weighed],
+    }

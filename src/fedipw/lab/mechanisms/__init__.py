@@ -12,14 +12,7 @@ from fedipw.lab.mechanisms.simulated import DailyParticipation, DataAvailability
 from fedipw.lab.mechanisms.trace import TraceAvailability
 
 __all__ = [
-    "DailyParticipation",
-    "DataAvailability",
-    "EnrollmentMechanism",
-    "LogisticEnrollment",
-    "MarkovAvailability",
-    "ParticipationMechanism",
-    "ParticipationProcess",
-    "RoundDraw",
-    "TraceAvailability",
-    "enrollment_draw",
-]
+    "DailyParticipation", "DataAvailability", "EnrollmentMechanism", "LogisticEnrollment",
+    "MarkovAvailability", "ParticipationMechanism", "ParticipationProcess", "RoundDraw",
+    "TraceAvailability", "enrollment_draw",
+]  # fmt: skip

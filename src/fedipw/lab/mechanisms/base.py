@@ -57,6 +57,24 @@ class ParticipationProcess(Protocol):
         ...
 
 
+class CountedProcess:
+    """A process whose state is the number of its rounds and, where it draws, its generator."""
+
+    def __init__(self, rng: np.random.Generator | None) -> None:
+        self.round, self.rng = 0, rng
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes from round to round."""
+        drawn = {} if self.rng is None else {"rng": self.rng.bit_generator.state}
+        return {"round": self.round, **drawn}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
+        self.round = int(state["round"])
+        if self.rng is not None:
+            self.rng.bit_generator.state = state["rng"]
+
+
 class ParticipationMechanism(Protocol):
     """A way clients take part in rounds, before it is tied to clients and chance."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.lab.mechanisms.base import RoundDraw, score_of, solved_intercept
+from fedipw.lab.mechanisms.base import CountedProcess, RoundDraw, score_of, solved_intercept
 from fedipw.numerics.logistic import sigmoids
 
 if TYPE_CHECKING:
@@ -180,23 +180,24 @@ class MarkovAvailability:
 
 
 @final
-class MarkovProcess:
+class MarkovProcess(CountedProcess):
     """A running :class:`MarkovAvailability`."""
 
     columns = ("was_available",)
 
     def __init__(self, rates: FloatArray, memory: float, rng: np.random.Generator) -> None:
-        self._rates, self._memory, self._rng, self._round = rates, memory, rng, 0
-        self._available: BoolArray = rng.random(len(rates)) < rates
+        super().__init__(rng)
+        self._rates, self._memory, self._draw = rates, memory, rng.random
+        self._available: BoolArray = self._draw(len(rates)) < rates
 
     def advance(self) -> RoundDraw:
         """Return the next round."""
         before = self._available.astype(np.float64)
         prob = (1.0 - self._memory) * self._rates + self._memory * before
-        self._available = self._rng.random(len(prob)) < prob
-        self._round += 1
+        self._available = self._draw(len(prob)) < prob
+        self.round += 1
         return RoundDraw(
-            index=self._round,
+            index=self.round,
             covariates=before[:, None],
             participation_prob=prob,
             replied=self._available.copy(),
@@ -204,16 +205,12 @@ class MarkovProcess:
 
     def state(self) -> dict[str, Any]:
         """Return what changes from round to round."""
-        return {
-            "round": self._round,
-            "available": self._available.copy(),
-            "rng": self._rng.bit_generator.state,
-        }
+        return {**super().state(), "available": self._available.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
-        self._round, self._available = int(state["round"]), np.array(state["available"], bool)
-        self._rng.bit_generator.state = state["rng"]
+        super().restore(state)
+        self._available = np.array(state["available"], bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,34 +263,26 @@ class DataAvailability:
 
 
 @final
-class DataProcess:
+class DataProcess(CountedProcess):
     """A running :class:`DataAvailability`: independent rounds with constant probabilities."""
 
     def __init__(
         self, prob: FloatArray, observed: Mapping[str, FloatArray], rng: np.random.Generator
     ) -> None:
+        super().__init__(rng)
         self.columns = tuple(observed)
         self._covariates = np.column_stack([*observed.values(), np.empty((len(prob), 0))])
-        self._prob, self._rng, self._round = prob, rng, 0
+        self._prob, self._draw = prob, rng.random
 
     def advance(self) -> RoundDraw:
         """Return the next round."""
-        self._round += 1
+        self.round += 1
         return RoundDraw(
-            index=self._round,
+            index=self.round,
             covariates=self._covariates,
             participation_prob=self._prob,
-            replied=self._rng.random(len(self._prob)) < self._prob,
+            replied=self._draw(len(self._prob)) < self._prob,
         )
-
-    def state(self) -> dict[str, Any]:
-        """Return what changes from round to round."""
-        return {"round": self._round, "rng": self._rng.bit_generator.state}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Put a saved state back."""
-        self._round = int(state["round"])
-        self._rng.bit_generator.state = state["rng"]
 
 
 def _standardised(values: FloatArray) -> FloatArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -11,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.lab.mechanisms.base import RoundDraw
+from fedipw.lab.mechanisms.base import CountedProcess, RoundDraw
 from fedipw.numerics.checks import check_finite, some
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def _aligned(
 
 
 @final
-class TraceProcess:
+class TraceProcess(CountedProcess):
     """A running :class:`TraceAvailability`."""
 
     def __init__(
@@ -120,25 +119,18 @@ class TraceProcess:
         columns: tuple[str, ...],
         settings: TraceAvailability,
     ) -> None:
-        self.columns, self._rounds, self._settings, self._round = columns, rounds, settings, 0
+        super().__init__(None)
+        self.columns, self._rounds, self._settings = columns, rounds, settings
 
     def advance(self) -> RoundDraw:
         """Return the next round of the log."""
-        if self._round >= len(self._rounds) and not self._settings.cycle:
+        if self.round >= len(self._rounds) and not self._settings.cycle:
             raise InputError(
                 f"{self._settings.path} holds {len(self._rounds)} rounds and round "
-                f"{self._round + 1} was asked for. Ask for fewer rounds or set cycle = true."
+                f"{self.round + 1} was asked for. Ask for fewer rounds or set cycle = true."
             )
-        covariates, replied = self._rounds[self._round % len(self._rounds)]
-        self._round += 1
+        covariates, replied = self._rounds[self.round % len(self._rounds)]
+        self.round += 1
         return RoundDraw(
-            index=self._round, covariates=covariates, participation_prob=None, replied=replied
+            index=self.round, covariates=covariates, participation_prob=None, replied=replied
         )
-
-    def state(self) -> dict[str, Any]:
-        """Return the position in the log."""
-        return {"round": self._round}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Put a saved position back."""
-        self._round = int(state["round"])

@@ -115,7 +115,6 @@ class ErrorParts:
     lottery: float
     bias: float
     limit: FloatArray  # (d + 1,)
-    limit_over_enrollment: FloatArray  # (d + 1,)
 
     @property
     def excess_loss(self) -> float:
@@ -141,7 +140,6 @@ def error_parts(target: FederatedLogistic, weights: LimitWeights, theta: FloatAr
         lottery=float(losses[1] - losses[2]),
         bias=float(losses[2] - best.value),
         limit=limits[0],
-        limit_over_enrollment=limits[1],
     )
 
 

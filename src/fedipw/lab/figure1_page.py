@@ -1,15 +1,18 @@
-"""Drawing of Figure 1."""
+"""Drawing and page of Figure 1."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import polars as pl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from fedipw.audit.page import TEMPLATES
+from fedipw.lab.pages import Table, inline_svg
 from fedipw.lab.style import look_of, new_figure, styled
 
 if TYPE_CHECKING:
@@ -142,3 +145,93 @@ def _over_strength(ax: Axes, curves: Sequence[Curve], least_prob: Mapping[float,
             fontsize=7.5,
             color="#8A3B00",
         )
+
+
+def figure_page(
+    svg: Path, summary: pl.DataFrame, errors: pl.DataFrame, manifest: Mapping[str, Any]
+) -> str:
+    """Return the page of ``fedipw reproduce``: figure, tables, settings."""
+    every = (
+        _panel_b(summary),
+        _at_rounds(summary, "A"),
+        _at_rounds(summary, "C"),
+        _panel_d(summary),
+        _errors(errors),
+    )
+    return TEMPLATES.get_template("figure.html").render(
+        title="fedipw: federated learning under two-stage selection",
+        svg=inline_svg(svg),
+        tables=[t for t in every if t.rows],
+        manifest=manifest,
+        **{name: manifest["settings"][name] for name in ("seeds", "rounds", "panels")},
+    )
+
+
+def _panel_b(summary: pl.DataFrame) -> Table:
+    part = summary.filter(pl.col("panel") == "B")
+    caption = (
+        "Panel B. Excess target loss in thousandths, mean over the last 20% of rounds and over "
+        "seeds (± one standard error), by enrollment strength"
+    )
+    return _by_method(part, caption, "s = {:g}", part["x"].unique().sort().to_list())
+
+
+def _panel_d(summary: pl.DataFrame) -> Table:
+    part = summary.filter(pl.col("panel") == "D")
+    caption = (
+        "Panel D. Excess target loss in thousandths of each method's limit, mean over seeds (± one "
+        "standard error), by noise of the population moments in standard deviations; in brackets "
+        "the draws no weights could meet, which are left out; all levels are in summary.csv"
+    )
+    levels = [x for x in part["x"].unique().sort() if x in (0.0, 0.1, 0.2, 0.5, 1.0)]
+    return _by_method(part, caption, "{:g}", levels)
+
+
+def _at_rounds(summary: pl.DataFrame, panel: str) -> Table:
+    part = summary.filter(pl.col("panel") == panel)
+    caption = (
+        f"Panel {panel}. Excess target loss in thousandths of the model after a round, mean over "
+        "seeds (± one standard error)"
+    )
+    last = part["x"].to_list()[-1:]
+    rounds = [*(x for x in (1.0, 10.0, 100.0, 300.0) if last and x < last[0]), *last]
+    return _by_method(part, caption, "round {:g}", rounds)
+
+
+def _by_method(part: pl.DataFrame, caption: str, head: str, points: Sequence[float]) -> Table:
+    """Return mean and standard error at these points, one row per method."""
+    return Table(
+        caption=caption,
+        heads=["Method", *(head.format(x) for x in points)],
+        rows=[
+            [look_of(m).label, *(_mean_se(part, m, x) for x in points)]
+            for m in part["method"].unique(maintain_order=True)
+        ],
+    )
+
+
+def _mean_se(part: pl.DataFrame, method: str, x: float) -> str:
+    row = part.filter((pl.col("method") == method) & (pl.col("x") == x)).row(0, named=True)
+    lost = f" ({row['infeasible']})" if row["infeasible"] else ""
+    if row["mean"] is None:
+        return f"–{lost}"
+    if row["sd"] is None:
+        return f"{1e3 * row['mean']:.2f}{lost}"
+    return f"{1e3 * row['mean']:.2f} ± {1e3 * row['sd'] / row['n'] ** 0.5:.2f}{lost}"
+
+
+def _errors(errors: pl.DataFrame) -> Table:
+    part = errors.filter(pl.col("strength") == 1.0)
+    columns = ("excess_loss", "optimisation", "lottery", "bias")
+    means = part.group_by("method", maintain_order=True).agg(pl.col(columns).mean())
+    return Table(
+        caption="The last model's excess loss (thousandths) in its three parts, mean over seeds, "
+        "at strength 1: "
+        "optimisation (rounds and averaging remove it), enrollment lottery (one draw of who "
+        "enrolled; no number of rounds removes it), bias (wrong or missing correction)",
+        heads=["Method", "excess loss", "optimisation", "lottery", "bias"],
+        rows=[
+            [look_of(row["method"]).label, *(f"{1e3 * row[c]:.2f}" for c in columns)]
+            for row in means.iter_rows(named=True)
+        ],
+    )
