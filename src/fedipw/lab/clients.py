@@ -121,10 +121,9 @@ class ClientData(_RaggedRows):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrayClients(_RaggedRows):
-    """Rows of every client: client i owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    """As :class:`ClientData`, but a row may be a vector, an image or a sequence of tokens.
 
-    A row may be a vector, an image or a sequence of tokens, and a label a class, a number or an
-    array. The arrays are not copied.
+    A label may be a class, a number or an array. The arrays are not copied.
 
     >>> data = ArrayClients(features=np.zeros((3, 8, 8)), labels=np.array([4, 0, 9]),
     ...                     offsets=np.array([0, 1, 3]))

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
+from fedipw.lab.pages import number
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,9 +28,7 @@ _JSON = typer.Option("--json", help="Print the summary as JSON.")
 
 
 def reproduce(
-    out: Annotated[Path, typer.Option(help="Directory for figure, tables and page.")] = Path(
-        "figure1"
-    ),
+    out: Annotated[Path, typer.Option(help="Directory for all files.")] = Path("figure1"),
     seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 10,
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 600,
     panels: Annotated[str, typer.Option(help="Panels to make, of A, B, C and D.")] = "ABCD",
@@ -65,9 +64,7 @@ def reproduce(
 
 def simulate(
     config: Annotated[Path, typer.Argument(help="Scenario, a TOML file.")],
-    out: Annotated[Path, typer.Option(help="Directory for history, summary and page.")] = Path(
-        "run"
-    ),
+    out: Annotated[Path, typer.Option(help="Directory for all files.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -78,7 +75,6 @@ def simulate(
     Example: fedipw simulate scenario.toml --out run
     """
     from fedipw.lab.config import scenario_from
-    from fedipw.lab.pages import number
     from fedipw.lab.run_page import theory_notes
     from fedipw.lab.simulate import simulate as simulated
     from fedipw.lab.style import look_of
@@ -102,9 +98,7 @@ def simulate(
 
 def study(
     file: Annotated[Path, typer.Argument(help="Study, a TOML file.", metavar="STUDY")],
-    out: Annotated[Path, typer.Option(help="Directory for tables, figures and page.")] = Path(
-        "study"
-    ),
+    out: Annotated[Path, typer.Option(help="Directory for all files.")] = Path("study"),
     workers: Annotated[
         int | None, typer.Option(help="Processes; as many as there are processors by default.")
     ] = None,
@@ -141,7 +135,6 @@ def study(
 def _print_figure(summary: pl.DataFrame) -> None:
     import polars as pl
 
-    from fedipw.lab.pages import number
     from fedipw.lab.style import look_of
 
     last = summary.group_by("panel", "method", maintain_order=True).agg(pl.all().last())
@@ -161,7 +154,6 @@ def _print_figure(summary: pl.DataFrame) -> None:
 def _print_errors(errors: pl.DataFrame) -> None:
     import polars as pl
 
-    from fedipw.lab.pages import number
     from fedipw.lab.style import look_of
 
     parts = ("excess_loss", "optimisation", "lottery", "bias")
@@ -174,7 +166,6 @@ def _print_errors(errors: pl.DataFrame) -> None:
 
 
 def _print_study(found: StudyTables) -> None:
-    from fedipw.lab.pages import number
     from fedipw.lab.style import look_of
 
     verdicts = {(r["scenario"], r["method"]): r["verdict"] for r in found.comparison.to_dicts()}

@@ -157,11 +157,8 @@ def paired(values: FloatArray, reference: FloatArray, level: float = LEVEL) -> C
     gap = mean_interval(values - reference, level)
     ratio, ratio_low, ratio_high = _ratio(values, reference, level)
     return Comparison(
-        n=gap.n,
         difference=gap.mean,
-        se=gap.se,
-        low=gap.low,
-        high=gap.high,
+        **{name: getattr(gap, name) for name in ("n", "se", "low", "high")},
         better=float(np.mean(values < reference)) if gap.n else None,
         ratio=ratio,
         ratio_low=ratio_low,
@@ -307,9 +304,7 @@ def _ratio(
     values: FloatArray, reference: FloatArray, level: float
 ) -> tuple[float | None, float | None, float | None]:
     n = len(values)
-    if n == 0:
-        return None, None, None
-    top, bottom = float(np.mean(values)), float(np.mean(reference))
+    top, bottom = (float(np.mean(v)) if n else 0.0 for v in (values, reference))
     if not (top > 0.0 and bottom > 0.0):
         return None, None, None
     ratio = top / bottom

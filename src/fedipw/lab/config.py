@@ -78,7 +78,7 @@ def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
     known = (*_TOP, *_SECTIONS, "population", "participation", "rules")
     for key in table:
         if key not in known:
-            raise InputError(f"{path}: unknown key {key!r}{_hint(key, known)}")
+            raise InputError(f"{path}: unknown key {key!r}{hint(key, known)}")
     given: dict[str, Any] = {
         key: _value(kind, table[key], f"{path}: {key}")
         for key, kind in _TOP.items()
@@ -110,7 +110,7 @@ def _of_kind(kinds: Mapping[str, type], default: str, table: Any, where: str) ->
         raise InputError(f"{where} must be a table.")
     kind = table.get("kind", default)
     if kind not in kinds:
-        raise InputError(f"{where} kind = {kind!r}{_hint(str(kind), tuple(kinds))}")
+        raise InputError(f"{where} kind = {kind!r}{hint(str(kind), tuple(kinds))}")
     return _section(kinds[kind], {k: v for k, v in table.items() if k != "kind"}, where)
 
 
@@ -121,7 +121,7 @@ def _rules(table: Any, path: Path) -> RuleSettings:
         raise InputError(f"{where} must be a table.")
     for name in table:
         if name not in RULE_SETTINGS:
-            raise InputError(f"{where} unknown rule {name!r}{_hint(name, tuple(RULE_SETTINGS))}")
+            raise InputError(f"{where} unknown rule {name!r}{hint(name, tuple(RULE_SETTINGS))}")
     defaults = RuleSettings()
     made: dict[str, Any] = {}
     for name, given in table.items():
@@ -137,7 +137,7 @@ def _section(kind: type[T], table: Any, where: str) -> T:
     names = tuple(f.name for f in fields(kind))  # type: ignore[arg-type]
     for key in table:
         if key not in names:
-            raise InputError(f"{where} unknown key {key!r}{_hint(key, names)}")
+            raise InputError(f"{where} unknown key {key!r}{hint(key, names)}")
     section: T = _value(with_config(_STRICT)(kind), table, where)
     return section
 
@@ -155,6 +155,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         raise InputError(f"{where} {faults}.") from error
 
 
-def _hint(key: str, known: tuple[str, ...]) -> str:
+def hint(key: str, known: tuple[str, ...]) -> str:
+    """Return what to say of an unknown key: the nearest, or all there are."""
     near = get_close_matches(key, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}."

@@ -36,19 +36,12 @@ PANELS = "ABCD"
 STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
 _A_STRENGTH = 1.0
 CALIBRATED_METHODS = (
-    "participation-only",
-    "calibrated-quadratic",
-    "calibrated-entropy",
-    "fedipw",
-    "efficient",
-)
+    "participation-only", "calibrated-quadratic", "calibrated-entropy", "fedipw", "efficient",
+)  # fmt: skip
 NOISE = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)  # standard deviations of each moment
 NOISY_METHODS = (
-    "participation-only",
-    "calibrated-quadratic",
-    "calibrated-entropy",
-    "calibrated-noise-aware",
-)
+    "participation-only", "calibrated-quadratic", "calibrated-entropy", "calibrated-noise-aware",
+)  # fmt: skip
 _SHOWN = {"A": PAPER_METHODS, "B": PAPER_METHODS, "C": CALIBRATED_METHODS, "D": NOISY_METHODS}
 _PARTS = ("excess_loss", "optimisation", "lottery", "bias")
 
@@ -235,9 +228,8 @@ def reproduce(
         if progress is not None:
             progress(len(results), len(cells))
     results.sort(key=lambda r: (r.cell.strength, r.cell.seed))
-    rows = _rows(results, settings.panels)
+    rows, limits = _rows(results, settings.panels), _limits(results)
     summary = _summary(rows)
-    limits = _limits(results)
     with written_directory(out) as stage:
         rows.write_csv(stage / "results.csv")
         summary.write_csv(stage / "summary.csv")
@@ -251,8 +243,7 @@ def reproduce(
         (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         page = figure_page(stage / "figure1.svg", summary, limits, manifest)
         (stage / "index.html").write_text(page, encoding="utf-8")
-    costs = manifest["enrollment_costs"]
-    return FigureTables(summary=summary, errors=limits, costs=costs)
+    return FigureTables(summary=summary, errors=limits, costs=manifest["enrollment_costs"])
 
 
 def _rows(results: Sequence[CellResult], panels: str) -> pl.DataFrame:

@@ -28,14 +28,8 @@ class Gaps:
     :math:`g_{ik}` are the numbers of rounds from one reply to the next before round r, the first
     counted from the start; a gap is closed at ``cutoff`` rounds though no reply came (Wang and Ji
     2024). With participation weights alone it is FedAU, :math:`w_i = \bar g_i / N_{enr}`; with
-    enrollment weights :math:`\bar g_i / (N \hat\pi^{enr}_i)`.
-
-    Parameters
-    ----------
-    clients
-        Number of clients that may reply, n.
-    cutoff
-        Longest gap, in rounds.
+    enrollment weights :math:`\bar g_i / (N \hat\pi^{enr}_i)`. ``clients`` is the number that may
+    reply.
     """
 
     def __init__(self, clients: int, cutoff: int = CUTOFF) -> None:

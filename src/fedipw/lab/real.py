@@ -89,8 +89,17 @@ def _share(name: str, value: str) -> pl.Expr:
     return (pl.col(name) == value).cast(pl.Float64)
 
 
-def _same(*names: str) -> dict[str, pl.Expr]:
-    return {name: pl.col(name) for name in names}
+def _same(*names: str, **renamed: str) -> dict[str, pl.Expr]:
+    return {name: pl.col(name) for name in names} | {k: pl.col(v) for k, v in renamed.items()}
+
+
+def _first(**columns: str) -> dict[str, pl.Expr]:
+    """Facts that all rows of a client share."""
+    return {name: pl.col(column).first() for name, column in columns.items()}
+
+
+def _means(**columns: str) -> dict[str, pl.Expr]:
+    return {name: pl.col(column).mean() for name, column in columns.items()}
 
 
 REAL_SOURCES: Mapping[str, RealSource] = {
@@ -101,19 +110,12 @@ REAL_SOURCES: Mapping[str, RealSource] = {
         order=("year",),
         label=pl.col("mdvis") > 0,
         features={
-            "age": pl.col("xage"),
-            **_same("child", "female", "year"),
-            "chronic": pl.col("disea"),
-            "limited": pl.col("physlm"),
-            "health": pl.col("xghindx"),
+            **_same(age="xage"),
+            **_same("child", "female", "year", chronic="disea", limited="physlm", health="xghindx"),
         },
-        covariates={
-            "schooling": pl.col("educdec").first(),
-            "income": pl.col("income").first(),
-            "coinsurance": pl.col("coins").first(),
-            "family": pl.col("num").first(),
-            "black": pl.col("black").first(),
-        },
+        covariates=_first(
+            schooling="educdec", income="income", coinsurance="coins", family="num", black="black"
+        ),
         drivers={"schooling": 1, "income": 1},
     ),
     "insteval-students": RealSource(
@@ -123,9 +125,8 @@ REAL_SOURCES: Mapping[str, RealSource] = {
         label=pl.col("y") >= 4,
         features=_same("lectage", "service"),
         covariates={
-            "semester": pl.col("studage").first(),
-            "service_share": pl.col("service").mean(),
-            "lecture_age": pl.col("lectage").mean(),
+            **_first(semester="studage"),
+            **_means(service_share="service", lecture_age="lectage"),
         },
         drivers={"semester": 1, "service_share": -1},
     ),
@@ -151,8 +152,7 @@ REAL_SOURCES: Mapping[str, RealSource] = {
         label=pl.col("ln_wage") > pl.col("ln_wage").median(),
         features=_same("age", "ttl_exp", "tenure", "hours", "not_smsa", "c_city", "msp", "south"),
         covariates={
-            "schooling": pl.col("grade").first(),
-            "birth_year": pl.col("birth_yr").first(),
+            **_first(schooling="grade", birth_year="birth_yr"),
             "black": (pl.col("race") == 2).cast(pl.Float64).first(),
         },
         drivers={"schooling": 1, "birth_year": 1},
@@ -164,9 +164,7 @@ REAL_SOURCES: Mapping[str, RealSource] = {
         label=pl.col("y") >= 4,
         features=_same("studage", "lectage", "service"),
         covariates={
-            "semester": pl.col("studage").mean(),
-            "service_share": pl.col("service").mean(),
-            "lecture_age": pl.col("lectage").mean(),
+            **_means(semester="studage", service_share="service", lecture_age="lectage"),
             "log_ratings": pl.len().log(),
         },
         drivers={"semester": 1, "service_share": -1},
@@ -180,11 +178,7 @@ REAL_SOURCES: Mapping[str, RealSource] = {
             **_same("lnhhexp", "age", "married", "educ", "insurance"),
             "male": _share("sex", "male"),
         },
-        covariates={
-            "expenditure": pl.col("lnhhexp").mean(),
-            "schooling": pl.col("educ").mean(),
-            "insured_share": pl.col("insurance").mean(),
-        },
+        covariates=_means(expenditure="lnhhexp", schooling="educ", insured_share="insurance"),
         drivers={"expenditure": 1, "schooling": 1},
     ),
 }
@@ -288,11 +282,8 @@ class RealPopulation:
 
     The table of the population holds the data set's client-level covariates. They are no features
     of the model unless ``covariates_in_model`` is true: then what selection depends on is in the
-    model too, and weighting has little left to mend.
-
-    ``name`` is ``randhie``, ``insteval-students``, ``chem97``, ``nlswork``, ``insteval-lecturers``
-    or ``vietnam``. ``size`` clients are drawn without replacement, all by default; columns keep the
-    scale of the whole data set.
+    model too, and weighting has little left to mend. ``name`` is a key of ``REAL_SOURCES``;
+    ``size`` clients are drawn without replacement, all by default.
 
     >>> draw = RealPopulation(name="vietnam").draw(np.random.default_rng(0))
     >>> draw.population.covariates, draw.clients.features.shape
@@ -375,16 +366,11 @@ def _clients(table: RealTable, chosen: IntArray, added: FloatArray | None) -> Cl
 class WaveParticipation:
     """Replies of the 15 waves of nlswork: each round is one wave, 1968 to 1988.
 
-    A woman replied in a wave if the data set has a row of her for it, complete or not: she was
-    interviewed and had a wage. The sample was drawn once, in 1968, so all women could reply in
-    every wave, and a wave before a woman's first row is a wave she did not reply in. Women
-    without any row are not in the data set.
-
-    Nothing about replies is simulated, so there are no true probabilities: neither the oracle nor
-    limits can be computed. Pre-round covariates come from earlier waves and the calendar alone:
-    ``age`` in decades from 30 (year of the wave less year of birth) and its square,
-    ``replied_before`` (in the wave before, 0 in the first) and ``reply_rate``, the share of earlier
-    waves she replied in, as if half a reply came with an extra wave, so 0.5 in the first.
+    A woman replied in a wave if the data set has a row of her for it, complete or not. Nothing is
+    simulated, so there are no true probabilities: neither the oracle nor limits can be computed.
+    Pre-round covariates come from earlier waves and the calendar alone: ``age`` in decades from 30
+    and its square, ``replied_before`` (in the wave before, 0 in the first) and ``reply_rate``, the
+    share of earlier waves she replied in, as if half a reply came with an extra wave.
 
     Waves follow in order and start again after the last; with ``shuffled`` one is drawn at random
     for every round. Either way a wave's covariates are those of its own past.

@@ -70,13 +70,8 @@ def _charts(frame: pl.DataFrame, evaluated: list[dict[str, Any]]) -> list[dict[s
     return charts
 
 
-def _curve(
-    name: str,
-    rounds: list[int],
-    values: list[float],
-    low: list[float] | None = None,
-    high: list[float] | None = None,
-) -> dict[str, Any]:
+def _curve(name: str, rounds: list[int], values: list[float], *band: list[float]) -> dict[str, Any]:
+    low, high = band or (None, None)
     return {"name": name, "round": rounds, "value": values, "low": low, "high": high}
 
 

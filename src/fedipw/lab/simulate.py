@@ -6,7 +6,6 @@ a server that has the replies alone.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation.estimators import Group, HajekMean, population_means
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.engine import Simulation
-from fedipw.lab.files import environment
+from fedipw.lab.files import environment, fingerprint_of
 from fedipw.lab.recipes import recipe_named
 from fedipw.lab.run_page import run_page
 from fedipw.lab.scenario import Scenario, Target
@@ -65,7 +64,7 @@ def simulate(
     """
     check_directory(out)
     checkpoint = out / "checkpoint"
-    fingerprint = _fingerprint(scenario)
+    fingerprint = fingerprint_of(scenario.settings())
     run = scenario.simulation(limits=scenario.has_limits)
     if resume:
         state = load_checkpoint(checkpoint, fingerprint)
@@ -90,10 +89,6 @@ def simulate(
         (out / "summary.json").unlink(missing_ok=True)  # from here on this run is unfinished
     run.advance(scenario.rounds - run.rounds, after=after)
     return _written(scenario, run, out)
-
-
-def _fingerprint(scenario: Scenario) -> str:
-    return hashlib.sha256(json.dumps(scenario.settings()).encode()).hexdigest()
 
 
 def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:

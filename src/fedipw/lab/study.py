@@ -6,7 +6,6 @@ done is kept, and what is kept must fit the settings.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import polars as pl
 from fedipw.errors import DivergedError, FedIPWError, InputError, WorkerLostError
 from fedipw.lab.comparison import RESULT, StudyTables
 from fedipw.lab.engine import History, Simulation, tail_length
-from fedipw.lab.files import environment
+from fedipw.lab.files import environment, fingerprint_of
 from fedipw.lab.pool import pooled
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.study_file import Case, Study
@@ -127,7 +126,7 @@ def _run(jobs: Sequence[Job], parts: Parts, workers: int, step: Callable[[int], 
     short = replace(jobs[0].scenario, rounds=min(_WARM_ROUNDS, jobs[0].scenario.rounds))
     warm = replace(jobs[0], scenario=short)
     by_file = {job.file: job for job in jobs}
-    done = pooled(finished, jobs, min(workers, len(jobs)), warm=warm)
+    done = pooled(Job.finished, jobs, min(workers, len(jobs)), warm=warm)
     for count, (file, part) in enumerate(done, start=1):
         parts.save(by_file[file], part)
         step(count)
@@ -186,11 +185,6 @@ def settings_of(study: Study) -> dict[str, Any]:
     }
 
 
-def fingerprint_of(settings: Mapping[str, Any]) -> str:
-    """Return a digest of the settings, in which the order of scenarios counts."""
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-
-
 def jobs_of(study: Study) -> list[Job]:
     """Return every scenario with every seed, in the order results are kept in."""
     fingerprint = fingerprint_of(settings_of(study))
@@ -222,11 +216,11 @@ def kept_parts(out: Path, study: Study) -> Iterator[Parts]:
         yield Parts(out / _PARTS)
 
 
+@dataclass(frozen=True)
 class Parts:
     """The part files of one study."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    directory: Path
 
     def done(self, job: Job) -> bool:
         """Whether a job's part is there; one that was cut short counts as missing.
@@ -321,6 +315,10 @@ class Job:
             schema=dict(PART),
         )
 
+    def finished(self) -> tuple[str, pl.DataFrame]:
+        """Return the file and the part."""
+        return self.file, self.part()
+
     def fits(self, part: pl.DataFrame) -> bool:
         """Whether a part is one of this job: its columns, scenario, seed, methods, settings."""
         return (
@@ -332,11 +330,6 @@ class Job:
         )
 
 
-def finished(job: Job) -> tuple[str, pl.DataFrame]:
-    """Return a job's file and part."""
-    return job.file, job.part()
-
-
 def curve_rounds(rounds: int) -> IntArray:
     """Return the rounds at which a curve is kept: some forty, denser at the start.
 
@@ -345,9 +338,9 @@ def curve_rounds(rounds: int) -> IntArray:
     >>> len(curve_rounds(600)), int(curve_rounds(600)[-1])
     (37, 600)
     """
-    even = np.linspace(1, rounds, min(rounds, _POINTS))
-    early = np.geomspace(1, rounds, min(rounds, _POINTS))
-    return np.unique(np.rint(np.concatenate([even, early])).astype(np.int64))
+    points = min(rounds, _POINTS)
+    both = [np.linspace(1, rounds, points), np.geomspace(1, rounds, points)]
+    return np.unique(np.rint(both).astype(np.int64))
 
 
 def _rows(scenario: Scenario) -> dict[str, dict[str, Any]]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from fedipw.errors import InputError
-from fedipw.lab.config import scenario_of, toml_table
+from fedipw.lab.config import hint, scenario_of, toml_table
 from fedipw.lab.scenario import Scenario
 
 _TOP = ("title", "rounds", "seeds", "methods", "reference", "measure", "base", "scenarios")
 _OWN = ("title",)  # keys of a scenario that are no settings of a run
 _NOT_IN_BASE = ("seed", "rounds", "methods", "title")
 _REFERENCE = "participation-only"
+_MEASURES = {
+    "tail": ("tail_excess_loss", "excess loss of the model averaged over the last rounds"),
+    "mean-tail": ("mean_tail_loss", "excess loss, mean over the last rounds"),
+    "last": ("excess_loss", "excess loss of the last model"),
+}
 
 
 class Measure(Enum):
@@ -29,20 +33,12 @@ class Measure(Enum):
     @property
     def column(self) -> str:
         """Its column in the results."""
-        return {
-            Measure.TAIL: "tail_excess_loss",
-            Measure.MEAN_TAIL: "mean_tail_loss",
-            Measure.LAST: "excess_loss",
-        }[self]
+        return _MEASURES[self.value][0]
 
     @property
     def words(self) -> str:
         """What it is, in words."""
-        return {
-            Measure.TAIL: "excess loss of the model averaged over the last rounds",
-            Measure.MEAN_TAIL: "excess loss, mean over the last rounds",
-            Measure.LAST: "excess loss of the last model",
-        }[self]
+        return _MEASURES[self.value][1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +115,12 @@ def study_from(path: Path) -> Study:
 
 def study_of(table: Mapping[str, Any], path: Path) -> Study:
     """Return the study of a parsed table; ``path`` is for messages and relative files."""
-    _check_keys(table, _TOP, str(path))
+    for key in table:
+        if key not in _TOP:
+            raise InputError(
+                f"{path}: unknown key {key!r}{hint(key, _TOP)} Settings of runs go under [base] or "
+                "[scenarios.NAME]."
+            )
     base = _table(table.get("base", {}), f"{path}: [base]")
     for key in _NOT_IN_BASE:
         if key in base:
@@ -204,9 +205,8 @@ def _whole(value: Any) -> bool:
 
 
 def _measure(value: Any, where: str) -> Measure:
-    names = [measure.value for measure in Measure]
-    if value not in names:
-        raise InputError(f"{where} must be one of {', '.join(names)}, not {value!r}.")
+    if value not in [*_MEASURES]:
+        raise InputError(f"{where} must be one of {', '.join(_MEASURES)}, not {value!r}.")
     return Measure(value)
 
 
@@ -220,17 +220,6 @@ def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{where} must be text, not {value!r}.")
     return value
-
-
-def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-            raise InputError(
-                f"{where}: unknown key {key!r}; {hint} Settings of runs go under [base] or "
-                "[scenarios.NAME]."
-            )
 
 
 def _placed(text: str, path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +40,14 @@ _NONE = "–"
 def draw_results(directory: Path, found: StudyTables) -> None:
     """Write figure.png and figure.svg: one panel per scenario, one row per method."""
     down, across = _grid(len(found.study.titles))
-    high = _ROW * len(found.study.methods) + 0.45
+    methods, ends = found.study.methods, _ends(found)
+    high = _ROW * len(methods) + 0.45
     with styled():
         figure = new_figure(2.0 + _wide(across) * across, high * down + 0.6)
-        axes = (
-            figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel().tolist()
-        )
-        ends = _ends(found)
-        for ax, (name, title) in zip(axes, found.study.titles.items(), strict=False):
-            _dots(ax, found, name, ends)
-            ax.set_title(_wrapped(title, across), loc="left", fontsize=9)
-        _finish(figure, axes, len(found.study.titles), across)
+        axes = _panels(figure, found, lambda ax, name: _dots(ax, found, name, ends), sharex=True)
         _log_ticks(axes[0], ends)
-        axes[0].set_ylim(len(found.study.methods) - 0.4, -0.6)
-        axes[0].set_yticks(
-            range(len(found.study.methods)), [look_of(m).label for m in found.study.methods]
-        )
+        axes[0].set_ylim(len(methods) - 0.4, -0.6)
+        axes[0].set_yticks(range(len(methods)), [look_of(m).label for m in methods])
         figure.supxlabel(f"{_sentence(found.study.measure.words)} (log scale)", fontsize=9)
         _save(figure, directory, "figure")
 
@@ -69,11 +61,7 @@ def draw_curves(directory: Path, found: StudyTables) -> bool:
         columns = min(3, across + 1)
         keys = 0.19 * math.ceil(len(found.study.methods) / columns)
         figure = new_figure(0.9 + (_wide(across) + 0.3) * across, 2.4 * down + 0.5 + keys)
-        axes = figure.subplots(down, across, squeeze=False, sharey=True).ravel().tolist()
-        for ax, (name, title) in zip(axes, found.study.titles.items(), strict=False):
-            _lines(ax, found, name)
-            ax.set_title(_wrapped(title, across), loc="left", fontsize=9)
-        _finish(figure, axes, len(found.study.titles), across)
+        axes = _panels(figure, found, lambda ax, name: _lines(ax, found, name), sharex=False)
         handles = {str(h.get_label()): h for ax in axes for h in ax.get_lines()}
         labels = [look_of(m).label for m in found.study.methods if look_of(m).label in handles]
         figure.legend(
@@ -128,9 +116,9 @@ def _dots(ax: Axes, found: StudyTables, scenario: str, ends: tuple[float, float]
     ax.set_xlim(*ends)
     ax.grid(axis="y", visible=False)
     ax.tick_params(axis="y", length=0)
-    reference = _mean(found, scenario, found.study.references[scenario])
-    if reference is not None and reference > 0.0:
-        ax.axvline(reference, color=_GREY, lw=0.8, ls=(0, (4, 3)), zorder=1)
+    reference = _of(found.summary, scenario, found.study.references[scenario])["mean"]
+    for mean in reference.filter(reference > 0.0):
+        ax.axvline(mean, color=_GREY, lw=0.8, ls=(0, (4, 3)), zorder=1)
     for row, method in enumerate(found.study.methods):
         if row % 2 == 0:
             ax.axhspan(row - 0.5, row + 0.5, color="#000000", alpha=0.035, lw=0, zorder=0)
@@ -208,16 +196,27 @@ def _marked(x: FloatArray, share: float) -> list[int]:
     return sorted({int(np.argmin(np.abs(x - w))) for w in wanted})
 
 
-def _finish(figure: Figure, axes: Sequence[Axes], used: int, across: int) -> None:
-    """Hide panels that are not used, and give the axis back to those above them."""
+def _panels(
+    figure: Figure, found: StudyTables, draw: Callable[[Axes, str], None], *, sharex: bool
+) -> list[Axes]:
+    """Draw a panel per scenario; those not used are hidden, and those above get their axis."""
+    titles = list(found.study.titles.items())
+    down, across = _grid(len(titles))
+    grid = figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=True)
+    axes: list[Axes] = grid.ravel().tolist()
     for k, ax in enumerate(axes):
-        if k >= used:
+        if k >= len(titles):
             ax.set_axis_off()
-        elif k + across >= used:
+            continue
+        name, title = titles[k]
+        draw(ax, name)
+        ax.set_title(_wrapped(title, across), loc="left", fontsize=9)
+        if k + across >= len(titles):
             ax.tick_params(labelbottom=True)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.set(w_pad=0.06, h_pad=0.05)  # type: ignore[call-arg]
+    return axes
 
 
 def _log_ticks(ax: Axes, ends: tuple[float, float]) -> None:
@@ -235,11 +234,6 @@ def _save(figure: Figure, directory: Path, name: str) -> None:
 
 def _of(frame: pl.DataFrame, scenario: str, method: str) -> pl.DataFrame:
     return frame.filter((pl.col("scenario") == scenario) & (pl.col("method") == method))
-
-
-def _mean(found: StudyTables, scenario: str, method: str) -> float | None:
-    mine = _of(found.summary, scenario, method)["mean"]
-    return None if mine.is_empty() else mine[0]
 
 
 def _sentence(text: str) -> str:

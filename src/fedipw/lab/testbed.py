@@ -61,7 +61,6 @@ class PopulationModel(Protocol):
 
     def draw(self, rng: np.random.Generator) -> PopulationDraw:
         """Return a population and its clients' data."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +137,10 @@ class Testbed:
         W += self.coefficient_noise * rng.standard_normal((n, self.features))
         intercepts = Z @ np.array(self.intercept_loadings)
         intercepts += self.intercept_noise * rng.standard_normal(n)
-        counts = self._counts(n, rng)
+        counts = np.full(n, self.rows, dtype=np.int64)
+        if self.rows_max is not None:
+            counts = rng.integers(self.rows, self.rows_max, n, endpoint=True)
         return _local_data(self.shift * loaded @ M, W, intercepts, counts, rng)
-
-    def _counts(self, clients: int, rng: np.random.Generator) -> IntArray:
-        if self.rows_max is None:
-            return np.full(clients, self.rows, dtype=np.int64)
-        return rng.integers(self.rows, self.rows_max, clients, endpoint=True)
 
 
 def _local_data(

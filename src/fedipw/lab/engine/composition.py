@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedipw.lab.recipes import Recipe
     from fedipw.numerics import FloatArray
     from fedipw.weighting.pipeline import Weighing
-    from fedipw.weighting.weigher import EnrollmentState, Replies
+    from fedipw.weighting.weigher import Replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,53 +52,30 @@ class MemoryWeights:
         scale = 1.0 if weighing.self_normalised else 1.0 / total
         return cls(weighing=weighing, enrollment_weights=omega, scale=scale)
 
-    @property
-    def state(self) -> EnrollmentState:
-        """Enrollment behind the weights."""
-        return self.weighing.state
-
     def everyone(self) -> Replies:
         """Return all N clients at participation 1."""
-        ones = np.ones(len(self.state.unit_ids))
-        return self.state.replies(0, np.arange(len(ones)), ones, Source.NONE)
+        ones = np.ones(len(self.enrollment_weights))
+        return self.weighing.state.replies(0, np.arange(len(ones)), ones, Source.NONE)
 
 
 @final
+@dataclass(eq=False)
 class Composition:
-    """How a method trains, given the weights of a round's replies.
+    """How a method trains, given the weights of a round's replies."""
 
-    Parameters
-    ----------
-    weights
-        Name of the weights it reads.
-    proximal
-        FedProx's pull (O13).
-    evened
-        Whether updates are divided by the work behind them (O16).
-    server
-        Its own server step; the run's otherwise.
-    memory, memory_weights
-        What it remembers, and under which enrollment weights.
-    reply_scale
-        Factor of the replies' weights where memory has a use of them.
-    """
+    weights: str  # name of the weights it reads
+    _: KW_ONLY
+    proximal: float = 0.0  # FedProx's pull (O13)
+    evened: bool = False  # whether updates are divided by the work behind them (O16)
+    server: ServerStep | None = None  # its own server step; the run's otherwise
+    memory: Memory | None = None  # what it remembers
+    memory_weights: MemoryWeights | None = None  # under which enrollment weights
+    reply_scale: float = 1.0  # of the replies' weights where memory has a use of them
+    _mean_work: float | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        weights: str,
-        *,
-        proximal: float = 0.0,
-        evened: bool = False,
-        server: ServerStep | None = None,
-        memory: Memory | None = None,
-        memory_weights: MemoryWeights | None = None,
-        reply_scale: float = 1.0,
-    ) -> None:
-        if (memory is None) != (memory_weights is None):
+    def __post_init__(self) -> None:
+        if (self.memory is None) != (self.memory_weights is None):
             raise InputError("Memory and its enrollment weights come together.")
-        self.weights, self.proximal, self.evened, self.server = weights, proximal, evened, server
-        self.memory, self.memory_weights, self._reply_scale = memory, memory_weights, reply_scale
-        self._mean_work: float | None = None
 
     @classmethod
     def of(
@@ -113,8 +90,8 @@ class Composition:
         if recipe.memory is not None:
             if memory_weights is None:
                 raise InputError(f"{recipe.name} needs enrollment weights for its memory.")
-            enrolled, omega = memory_weights.state.enrolled, memory_weights.enrollment_weights
-            memory = settings.memory(recipe, enrolled, omega, start)
+            enrolled = memory_weights.weighing.state.enrolled
+            memory = settings.memory(recipe, enrolled, memory_weights.enrollment_weights, start)
         return cls(
             recipe.weighting,
             proximal=settings.proximal(recipe),
@@ -160,7 +137,7 @@ class Composition:
         if scale is not None:
             updates = updates * scale[:, None]
         lengths = trainer.work.step_size * task.local_steps(trainer.work).astype(np.float64)
-        return self.memory.total(task.clients, updates, self._reply_scale * weights, lengths)
+        return self.memory.total(task.clients, updates, self.reply_scale * weights, lengths)
 
     def _scale(self, task: RoundWork, trainer: Trainer, weights: FloatArray) -> FloatArray | None:
         """Return the factor of each update in (O16), (m,), or nothing."""

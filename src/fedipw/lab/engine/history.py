@@ -59,29 +59,26 @@ class History:
 
     def frame(self, target: FederatedLogistic, best: FloatArray) -> pl.DataFrame:
         """Return one row per method and round, with excess target loss and distance."""
-        lowest = float(target.losses(best)[0])
-        parts = []
-        for m, name in enumerate(self.methods):
-            after = self.iterates[m, 1:]
-            parts.append(
-                pl.DataFrame(
-                    {
-                        "method": [name] * self.rounds,
-                        "round": np.arange(1, self.rounds + 1),
-                        "replies": self.replies,
-                        "effective_replies": self.effective_replies[m],
-                        "weight_sum": self.weight_sum[m],
-                        "trimmed": self.trimmed[m],
-                        "trimmed_mass": self.trimmed_mass[m],
-                        "participation": self.source[m].tolist(),
-                        "negative": self.negative[m],
-                        "note": self.note[m].tolist(),
-                        "excess_loss": target.losses(after) - lowest,
-                        "distance": np.linalg.norm(after - best, axis=1),
-                    }
-                )
+        lowest, after = float(target.losses(best)[0]), self.iterates[:, 1:]
+        return pl.concat(
+            pl.DataFrame(
+                {
+                    "method": [name] * self.rounds,
+                    "round": np.arange(1, self.rounds + 1),
+                    "replies": self.replies,
+                    "effective_replies": self.effective_replies[m],
+                    "weight_sum": self.weight_sum[m],
+                    "trimmed": self.trimmed[m],
+                    "trimmed_mass": self.trimmed_mass[m],
+                    "participation": self.source[m].tolist(),
+                    "negative": self.negative[m],
+                    "note": self.note[m].tolist(),
+                    "excess_loss": target.losses(after[m]) - lowest,
+                    "distance": np.linalg.norm(after[m] - best, axis=1),
+                }
             )
-        return pl.concat(parts)
+            for m, name in enumerate(self.methods)
+        )
 
 
 def tail_length(rounds: int, fraction: float) -> int:

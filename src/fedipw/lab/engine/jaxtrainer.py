@@ -242,14 +242,13 @@ class JaxTrainer:
     penalty
         ``penalty(params)``, :math:`\rho`: a scalar added to every local objective.
     optimizer
-        An optax transformation for the clients, in place of SGD with ``work.step_size``, which it
-        then does not use. Its state starts afresh for each client in each round.
+        An optax transformation for the clients, in place of SGD with ``work.step_size``; its state
+        starts afresh for each client in each round.
     dtype
         Of all computations: float32, or float64. JAX's own setting is left alone.
     block
-        Clients trained side by side (``vmap``), block after block. By default 1 if the loss has a
-        convolution (side by side these gain little on processors), otherwise the largest power of
-        two, at most 16, whose models together have no more than 2**19 parameters; else 1.
+        Clients trained side by side (``vmap``). By default 1 if the loss has a convolution, else
+        the largest power of two, at most 16, with no more than 2**19 parameters together.
 
     Examples
     --------
@@ -326,12 +325,6 @@ class JaxTrainer:
     def start(self) -> FloatArray:
         """The model before the first round, (P,)."""
         return self._start.copy()
-
-    def flat(self, params: Params) -> FloatArray:
-        """Return a tree of parameters as a vector, (P,)."""
-        with self._precision():
-            flat = np.asarray(ravel_pytree(_floats(params, self._dtype))[0], dtype=np.float64)
-        return self._model(flat)
 
     def tree(self, theta: FloatArray) -> Params:
         """Return a vector (P,) as a tree of NumPy arrays."""
@@ -459,15 +452,12 @@ class JaxTrainer:
             weights=None if weights is None else _filled(weights, places, self._dtype),
         )
 
-    def _model(self, theta: FloatArray) -> FloatArray:
+    def _cast(self, theta: FloatArray) -> NDArray[Any]:
         if np.shape(theta) != self._start.shape:
             raise InputError(
                 f"The model has shape {np.shape(theta)}, not ({len(self._start)},) as the start."
             )
-        return theta
-
-    def _cast(self, theta: FloatArray) -> NDArray[Any]:
-        return np.asarray(self._model(theta)).astype(self._dtype)
+        return np.asarray(theta).astype(self._dtype)
 
     def _chosen(self, clients: IntArray) -> IntArray:
         who = np.asarray(clients)

@@ -257,25 +257,20 @@ class Trainer(Protocol):
     @property
     def start(self) -> FloatArray:
         """The model before the first round, (P,)."""
-        ...
 
     @property
     def work(self) -> LocalWork:
         """What each client does in a round."""
-        ...
 
     @property
     def plain_sgd(self) -> bool:
         """Whether a local step is the step size times a gradient, as SCAFFOLD and FedNova need."""
-        ...
 
     def updates(self, task: RoundWork) -> FloatArray:
         """Return each client's update (O2), (m, P)."""
-        ...
 
     def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
         """Return the weighted sum of updates, (P,), none of them kept."""
-        ...
 
 
 @final
@@ -306,9 +301,8 @@ class LogisticTrainer:
         """Return each client's update (O2), (m, d + 1)."""
         job = self._job(task)
         out = np.empty((len(task.clients), len(task.theta)))
-        over_ranges(
-            len(out), lambda a, b: _updates(self._data, job, out, a, b), work=self._operations(job)
-        )
+        work = self._operations(job)
+        over_ranges(len(out), lambda a, b: _updates(self._data, job, out, a, b), work=work)
         return out
 
     def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:

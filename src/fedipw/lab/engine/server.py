@@ -24,7 +24,6 @@ class ServerStep(Protocol):
         self, theta: FloatArray, total: FloatArray, state: State, index: int
     ) -> tuple[FloatArray, State]:
         """Return the next model (d,) and state, for the sum (d,) of round ``index``."""
-        ...
 
 
 @final

@@ -136,7 +136,7 @@ class Simulation:
         _check_weights(self._methods, self._weighers)
         if training.steps is not None:
             check_rows(federation.population.listed, steps=training.steps)
-        self.trainer = trainer or _logistic(federation, training)
+        self.trainer = trainer or LogisticTrainer(federation.rows, training.work, training.l2)
         start = self.trainer.start if training.start is None else training.start
         for composition in self._methods.values():
             composition.begin(self.trainer, self._task(self._rows, start, 0))
@@ -146,7 +146,7 @@ class Simulation:
         self._server: ServerStep = training.optimizer or PlainStep(training.server_step)
         self._moments: dict[str, State] = {name: {} for name in self._methods}
         self._limits_from = limits_from
-        self._limits = self._new_limits()
+        self.limits = self._new_limits()  # by method, where asked for
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -173,11 +173,6 @@ class Simulation:
     def rounds(self) -> int:
         """Rounds done."""
         return len(self._records)
-
-    @property
-    def limits(self) -> Mapping[str, LimitWeights]:
-        """Limit weights by method, where asked for."""
-        return self._limits
 
     def advance(self, rounds: int, *, after: Callable[[int], None] | None = None) -> None:
         """Run more rounds; ``after`` is called with the number done after each."""
@@ -249,7 +244,7 @@ class Simulation:
         everyone = np.arange(len(draw.replied))
         units, done = weigher.everyone(self.known(draw, everyone)), set()
         for name, composition in self._methods.items():
-            limit = self._limits[name]
+            limit = self.limits[name]
             if composition.weights not in weigher.methods or id(limit) in done:
                 continue
             done.add(id(limit))
@@ -271,6 +266,11 @@ class Simulation:
 
     def history(self) -> History:
         """Return everything so far."""
+        if not self._keep:
+            raise InputError(
+                "Only the last models were kept; they are in `models`. Pass keep_iterates=True "
+                "for a history."
+            )
         records, shape = self._records, (self.rounds, len(self.methods))
         kinds = {int: np.int64, float: np.float64, str: object}
         by_method = {
@@ -279,18 +279,10 @@ class Simulation:
         }
         return History(
             methods=self.methods,
-            iterates=self._kept_iterates(),
+            iterates=np.stack(self._iterates, axis=1),
             replies=np.array([r["replies"] for r in records], dtype=np.int64),
             **by_method,
         )
-
-    def _kept_iterates(self) -> FloatArray:
-        if not self._keep:
-            raise InputError(
-                "Only the last models were kept; they are in `models`. Pass keep_iterates=True "
-                "for a history."
-            )
-        return np.stack(self._iterates, axis=1)
 
     def state(self) -> dict[str, Any]:
         """Return arrays and plain values from which ``restore`` continues to the same bytes."""
@@ -300,7 +292,7 @@ class Simulation:
             "participation": self.federation.participation.state(),
             "training_rng": self._rng.bit_generator.state,
             "weighers": {str(k): w.state() for k, w in enumerate(self._weighers)},
-            "limits": {name: limit.state() for name, limit in self._limits.items()},
+            "limits": {name: limit.state() for name, limit in self.limits.items()},
             "memories": {name: method.state() for name, method in self._methods.items()},
             "moments": {name: dict(state) for name, state in self._moments.items()},
         }
@@ -313,7 +305,7 @@ class Simulation:
         self._rng.bit_generator.state = state["training_rng"]
         for k, weigher in enumerate(self._weighers):
             weigher.restore(state["weighers"].get(str(k), {}))
-        for name, limit in self._limits.items():
+        for name, limit in self.limits.items():
             limit.restore(state["limits"][name])
         for name, method in self._methods.items():
             method.restore(state["memories"][name])
@@ -332,10 +324,6 @@ def _check_weights(methods: Mapping[str, Composition], weighers: Sequence[Weighe
     for name, composition in methods.items():
         if composition.weights not in names:
             raise InputError(f"{name} reads weights {composition.weights!r}; there are {names}.")
-
-
-def _logistic(federation: Federation, training: Training) -> LogisticTrainer:
-    return LogisticTrainer(federation.rows, training.work, training.l2)
 
 
 def _limit_key(name: str, composition: Composition) -> tuple[str, bool]:

@@ -23,7 +23,6 @@ class EnrollmentMechanism(Protocol):
 
     def __call__(self, population: Population) -> FloatArray:
         """Return enrollment probabilities, (N,)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,19 +41,15 @@ class ParticipationProcess(Protocol):
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the pre-round covariates a server can observe."""
-        ...
 
     def advance(self) -> RoundDraw:
         """Return the next round."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return arrays and plain values from which ``restore`` continues to the same bytes."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
-        ...
 
 
 class CountedProcess:
@@ -82,7 +77,6 @@ class ParticipationMechanism(Protocol):
         self, population: Population, clients: ClientData, rng: np.random.Generator
     ) -> ParticipationProcess:
         """Return a process over these clients."""
-        ...
 
 
 def score_of(population: Population, coefficients: Mapping[str, float]) -> FloatArray:

@@ -62,38 +62,7 @@ class DailyParticipation:
     ) -> DailyProcess:
         """Return a process over these clients."""
         del clients  # data play no part here
-        states, replies = rng.spawn(2)
-        covariate = _Covariate(self, score_of(population, self.covariate_loadings), states)
-        score = score_of(population, self.coefficients)
-
-        def first_scores() -> Iterator[FloatArray]:
-            ahead = copy.deepcopy(covariate)
-            for _ in range(self.rate_rounds):
-                yield score + self.covariate_coefficient * ahead.advance()
-
-        intercept = solved_intercept(first_scores, self.rate)
-        return DailyProcess(self.covariate_coefficient, intercept, score, covariate, replies)
-
-
-class _Covariate:
-    """X of all clients, round after round."""
-
-    def __init__(
-        self, settings: DailyParticipation, mean: FloatArray, rng: np.random.Generator
-    ) -> None:
-        self.settings, self.mean, self.rng = settings, mean, rng
-        self.phase = rng.uniform(0.0, 2.0 * np.pi, len(mean))
-        self.ar = rng.standard_normal(len(mean))
-        self.round = 0
-
-    def advance(self) -> FloatArray:
-        rho = self.settings.autocorrelation
-        self.round += 1
-        if self.round > 1:
-            self.ar = rho * self.ar + np.sqrt(1.0 - rho**2) * self.rng.standard_normal(len(self.ar))
-        angle = 2.0 * np.pi * self.round / self.settings.day_length
-        day: FloatArray = self.settings.day_amplitude * np.sin(angle + self.phase)
-        return self.ar + self.mean + day
+        return DailyProcess(self, population, *rng.spawn(2))
 
 
 @final
@@ -104,40 +73,61 @@ class DailyProcess:
 
     def __init__(
         self,
-        coefficient: float,
-        intercept: float,
-        score: FloatArray,
-        covariate: _Covariate,
-        rng: np.random.Generator,
+        settings: DailyParticipation,
+        population: Population,
+        states: np.random.Generator,
+        replies: np.random.Generator,
     ) -> None:
-        self._coefficient, self._intercept, self._score = coefficient, intercept, score
-        self._covariate, self._rng = covariate, rng
+        self._settings, self._states, self._replies = settings, states, replies
+        self._score = score_of(population, settings.coefficients)
+        self._mean = score_of(population, settings.covariate_loadings)
+        self._phase = states.uniform(0.0, 2.0 * np.pi, len(self._mean))
+        self._ar = states.standard_normal(len(self._mean))
+        self._round = 0
+        self._intercept = solved_intercept(self._first_scores, settings.rate)
+
+    def _first_scores(self) -> Iterator[FloatArray]:
+        ahead = copy.deepcopy(self)
+        for _ in range(self._settings.rate_rounds):
+            yield self._score + self._settings.covariate_coefficient * ahead._covariate()
+
+    def _covariate(self) -> FloatArray:
+        """Return X of all clients in the next round, (N,)."""
+        rho = self._settings.autocorrelation
+        self._round += 1
+        if self._round > 1:
+            drawn = self._states.standard_normal(len(self._ar))
+            self._ar = rho * self._ar + np.sqrt(1.0 - rho**2) * drawn
+        angle = 2.0 * np.pi * self._round / self._settings.day_length
+        day: FloatArray = self._settings.day_amplitude * np.sin(angle + self._phase)
+        return self._ar + self._mean + day
 
     def advance(self) -> RoundDraw:
         """Return the next round."""
-        x = self._covariate.advance()
-        prob = sigmoids(self._score + self._coefficient * x, self._intercept)
+        x = self._covariate()
+        score = self._score + self._settings.covariate_coefficient * x
+        prob = sigmoids(score, self._intercept)
         return RoundDraw(
-            index=self._covariate.round,
+            index=self._round,
             covariates=x[:, None],
             participation_prob=prob,
-            replied=self._rng.random(len(prob)) < prob,
+            replied=self._replies.random(len(prob)) < prob,
         )
 
     def state(self) -> dict[str, Any]:
         """Return what changes from round to round."""
         return {
-            "round": self._covariate.round,
-            "ar": self._covariate.ar.copy(),
-            "covariate_rng": self._covariate.rng.bit_generator.state,
-            "reply_rng": self._rng.bit_generator.state,
+            "round": self._round,
+            "ar": self._ar.copy(),
+            "covariate_rng": self._states.bit_generator.state,
+            "reply_rng": self._replies.bit_generator.state,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
-        self._covariate.round, self._covariate.ar = int(state["round"]), np.array(state["ar"])
-        self._covariate.rng.bit_generator.state = state["covariate_rng"]
-        self._rng.bit_generator.state = state["reply_rng"]
+        self._round, self._ar = int(state["round"]), np.array(state["ar"])
+        self._states.bit_generator.state = state["covariate_rng"]
+        self._replies.bit_generator.state = state["reply_rng"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,18 +233,15 @@ class DataAvailability:
         self, population: Population, clients: ClientData, rng: np.random.Generator
     ) -> DataProcess:
         """Return a process over these clients."""
-        log_rows = _standardised(np.log(clients.counts))
+        counts, shares = clients.counts, clients.label_share
+        log_rows, label_share = _standardised(np.log(counts)), _standardised(shares)
+        alike = "Availability by {0} needs clients of different {0}; all have {1}."
         if self.size and not log_rows.any():
             raise InputError(
-                "Availability by size needs clients of different size; all have "
-                f"{clients.counts[0]} rows. Set rows_max above rows."
+                alike.format("size", f"{counts[0]} rows") + " Set rows_max above rows."
             )
-        label_share = _standardised(clients.label_share)
         if self.label and not label_share.any():
-            raise InputError(
-                "Availability by label needs clients of different label share; all have "
-                f"{clients.label_share[0]:.3g}."
-            )
+            raise InputError(alike.format("label share", f"{shares[0]:.3g}"))
         score = score_of(population, self.coefficients) + self.size * log_rows
         score += self.label * label_share
         prob = sigmoids(score, solved_intercept(lambda: [score], self.rate))

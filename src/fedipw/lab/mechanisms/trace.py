@@ -61,7 +61,8 @@ def _read(path: Path) -> pl.DataFrame:
         raise InputError(f"{path} has no column {some(missing)}; it has {some(frame.columns)}.")
     if frame.height == 0:
         raise InputError(f"{path} has no rows.")
-    text = [c for c in frame.columns if c not in _KEYS and not _is_number(frame[c])]
+    numeric = {c for c, kind in frame.schema.items() if kind.is_numeric() or kind == pl.Boolean}
+    text = [c for c in frame.columns if c not in {*_KEYS, *numeric}]
     if text:
         raise InputError(f"{path}: pre-round covariates must be numeric; {some(text)} are not.")
     if frame["replied"].dtype != pl.Boolean or frame["replied"].null_count():
@@ -71,10 +72,6 @@ def _read(path: Path) -> pl.DataFrame:
     if frame["round"].null_count():
         raise InputError(f"{path}: {frame['round'].null_count()} rows have no round.")
     return frame
-
-
-def _is_number(series: pl.Series) -> bool:
-    return series.dtype.is_numeric() or series.dtype == pl.Boolean
 
 
 def _aligned(

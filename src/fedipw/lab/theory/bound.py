@@ -1,21 +1,4 @@
-r"""The convergence bound with its terms apart, and the conditions under which it is true.
-
-The proof behind the constants, for the record. One round from x, with :math:`h = E[F(x) - F^\star]`
-and effective step :math:`\tilde\eta = K\gamma\eta`, moves by
-:math:`-\tilde\eta(\nabla F + \delta + b) + \xi`, where :math:`E|\delta|^2 \le L^2 \mathcal E`,
-:math:`E|b|^2 \le \epsilon^2 (2G^2 + 4LB^2 h + 2L^2\mathcal E)`, and, counting the whole second
-moment of independent terms instead of splitting it,
-:math:`E|\xi|^2 \le \frac{3\tilde\eta^2}{N p_{min}}(2G^2 + 4LB^2h + 2L^2\mathcal E + \sigma^2/K)`.
-With :math:`\tilde\eta L \le 1/8`, smoothness and Young give
-
-.. math:: h^+ \le h - \tfrac{5}{4}\mu\tilde\eta h
-   + \tfrac{9}{4}\tilde\eta(E|\delta|^2 + E|b|^2) + \tfrac{L}{2}E|\xi|^2 .
-
-The drift lemma, :math:`\mathcal E \le 16\frac{\tilde\eta^2}{\gamma^2}(G^2 + 2LB^2h + \sigma^2/K)`,
-turns this into :math:`h^+ \le (1 - \mu\tilde\eta/8)h + \ldots` if the terms in h stay below
-:math:`\tfrac{9}{8}\mu\tilde\eta`: the weight error takes 1/8 (:math:`c_{abs} = 1/72`), sampling 3/4
-(:math:`c_0`), drift 1/4 (:math:`c = 1/480`). What is left over gives the constants below.
-"""
+"""The convergence bound with its terms apart, and the conditions under which it is true."""
 
 from __future__ import annotations
 

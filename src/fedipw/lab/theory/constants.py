@@ -113,7 +113,6 @@ def logistic_constants(
         m = np.minimum(batch_size, n)
         share = np.where(n > 1, (n - m) / (m * np.maximum(n - 1.0, 1.0)), 0.0)
         noise = float(np.sqrt((share * squares).max()))
-    noise_grade = Grade.EXACT if noise == 0.0 else Grade.BOUND
     return ProblemConstants(
         smoothness=largest + target.l2,
         strong_convexity=target.l2,
@@ -128,7 +127,7 @@ def logistic_constants(
             "strong_convexity": Grade.EXACT,
             "heterogeneity": Grade.BOUND,
             "growth": Grade.BOUND,
-            "noise": noise_grade,
+            "noise": Grade.EXACT if noise == 0.0 else Grade.BOUND,
             "least_prob": Grade.GIVEN,
         },
     )
@@ -158,9 +157,8 @@ def estimated_constants(
 
     ``points`` is (T, d) and ``gradients`` (T, n, d), for instance updates divided by minus the
     step. L is the steepest change of a client's gradient between two points, mu the flattest of the
-    mean gradient, G the root mean square at the point where the mean gradient is smallest, B = 1.
-    All are estimates from below or above as far as the points reach, and labelled so; clients are
-    not assumed to be convex.
+    mean gradient, G the root mean square where the mean gradient is smallest, B = 1. All are
+    labelled as estimates; clients are not assumed to be convex.
     """
     theta, grads = np.asarray(points, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
     if theta.ndim != 2 or grads.ndim != 3 or len(theta) < 2 or len(theta) != len(grads):

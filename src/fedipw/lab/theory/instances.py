@@ -56,10 +56,9 @@ class TwoClients:
 class CurvedPair:
     r"""Half the clients :math:`\tfrac{L}{2}\theta^2`, half :math:`-\tfrac{L - 2\mu}{2}\theta^2`.
 
-    F is mu-strongly convex, every client is L-smooth, and at the minimum 0 all gradients vanish:
-    G = sigma = 0. With everyone taking part and exact weights the printed bound goes to 0 for any
-    step up to its limit; but local steps of the concave half run away, and the mean of the local
-    models may grow.
+    F is mu-strongly convex, every client is L-smooth, and G = sigma = 0. With everyone taking part
+    and exact weights the printed bound goes to 0 for any step up to its limit; but local steps of
+    the concave half run away, and the mean of the local models may grow.
 
     >>> pair = CurvedPair(smoothness=50.0, strong_convexity=1.0)
     >>> round(pair.growth(local_steps=10, effective_step=1 / (9 * 50.0)), 3)

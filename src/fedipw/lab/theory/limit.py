@@ -35,7 +35,8 @@ class LimitWeights:
     def __init__(self, enrolled: BoolArray, enrollment_prob: FloatArray) -> None:
         self._enrolled, self._enrollment_prob = enrolled, enrollment_prob
         self._sums = np.zeros((2, len(enrolled)))
-        self._rounds, self._least = 0, 1.0
+        self.rounds = 0  # added
+        self.least_inclusion_prob = 1.0  # true or used, of any client in any round added
 
     def add(
         self,
@@ -55,19 +56,9 @@ class LimitWeights:
         for row, (of, stage) in enumerate(zip(both, stages, strict=True)):
             mean = of.expected_weights(units, stage * participation_prob)
             self._sums[row] += mean if work is None else mean * work
-        self._rounds += 1
-        true = float((self._enrollment_prob * participation_prob).min())
-        self._least = min(self._least, true, float(units.inclusion_prob.min()))
-
-    @property
-    def rounds(self) -> int:
-        """Rounds added."""
-        return self._rounds
-
-    @property
-    def least_inclusion_prob(self) -> float:
-        """The least inclusion probability, true or used, of any client in any round added."""
-        return self._least
+        self.rounds += 1
+        true, used = self._enrollment_prob * participation_prob, units.inclusion_prob
+        self.least_inclusion_prob = float(min(self.least_inclusion_prob, true.min(), used.min()))
 
     @property
     def given_enrolled(self) -> FloatArray:
@@ -80,19 +71,23 @@ class LimitWeights:
         return self._mean(1)
 
     def _mean(self, row: int) -> FloatArray:
-        if self._rounds == 0:
+        if self.rounds == 0:
             raise InputError("No round was added to the limit weights.")
-        mean: FloatArray = self._sums[row] / self._rounds
+        mean: FloatArray = self._sums[row] / self.rounds
         return mean
 
     def state(self) -> dict[str, Any]:
         """Return the sums so far."""
-        return {"sums": self._sums.copy(), "rounds": self._rounds, "least": self._least}
+        return {
+            "sums": self._sums.copy(),
+            "rounds": self.rounds,
+            "least": self.least_inclusion_prob,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved sums back."""
-        self._sums, self._rounds = np.array(state["sums"]), int(state["rounds"])
-        self._least = float(state["least"])
+        self._sums, self.rounds = np.array(state["sums"]), int(state["rounds"])
+        self.least_inclusion_prob = float(state["least"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,10 +125,9 @@ class ErrorParts:
 def error_parts(target: FederatedLogistic, weights: LimitWeights, theta: FloatArray) -> ErrorParts:
     """Return the three errors of a model ``theta`` (d + 1,) trained under these weights."""
     best = target.minimum()
-    limits = [
-        FederatedLogistic(target.clients, target.l2, mean).minimum(best.point).point
-        for mean in (weights.given_enrolled, weights.over_enrollment)
-    ]
+    means = (weights.given_enrolled, weights.over_enrollment)
+    objectives = [FederatedLogistic(target.clients, target.l2, mean) for mean in means]
+    limits = [objective.minimum(best.point).point for objective in objectives]
     losses = target.losses(np.stack([theta, *limits]))
     return ErrorParts(
         optimisation=float(losses[0] - losses[1]),

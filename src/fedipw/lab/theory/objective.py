@@ -70,9 +70,8 @@ class FederatedLogistic:
         value, gradient = 0.0, np.zeros(len(theta))
         hessian = np.zeros((len(theta), len(theta)))
         for rows, weight in self._chunks():
-            part = logistic_sums(
-                self.clients.features[rows], self.clients.labels[rows], weight, theta
-            )
+            x, y = self.clients.features[rows], self.clients.labels[rows]
+            part = logistic_sums(x, y, weight, theta)
             value += part.value
             gradient += part.gradient
             hessian += part.hessian
@@ -108,9 +107,8 @@ class FederatedLogistic:
         thetas = np.atleast_2d(thetas)
         total: FloatArray = 0.5 * self.l2 * np.einsum("td,td->t", thetas, thetas)
         for rows, weight in self._chunks():
-            total = total + logistic_losses(
-                self.clients.features[rows], self.clients.labels[rows], weight, thetas
-            )
+            x, y = self.clients.features[rows], self.clients.labels[rows]
+            total = total + logistic_losses(x, y, weight, thetas)
         return total
 
     def excess(self, theta: FloatArray, minimiser: FloatArray) -> float:
@@ -135,7 +133,7 @@ class FederatedLogistic:
 
     def _chunks(self) -> Iterator[tuple[slice, FloatArray]]:
         """Rows in bounded pieces with the weight of each row."""
-        share = self.client_weights / self.client_weights.sum() / self.clients.counts
         counts = self.clients.counts
+        share = self.client_weights / self.client_weights.sum() / counts
         for who, rows in self.clients.chunks():
             yield rows, np.repeat(share[who], counts[who])
