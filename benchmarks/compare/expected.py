@@ -30,15 +30,16 @@ _NOISE = (
 _COLLAPSED = (
     "clients left out because values are missing counted in the population size of collapsed alone"
 )
+_ERRORS = "standard errors were those one Newton step before the maximum; now at the maximum itself"
 _TIES = "ranks of methods that agree to rounding were told apart by it; now they are ties"
 
 EXPECTED: tuple[Expected, ...] = (
     Expected(command="audit*", what="audit/rates/*", why=_FIFTHS),
     Expected(command="audit*", what="audit/heat/*", why=_FIFTHS),
+    Expected(command="audit*", what="audit/stages/*/standard_error", why=_ERRORS),
     Expected(command="simulate history, trim", what="*", why=_RANK, world="testbed"),
     Expected(command="weights greg --trim*", what="*", why=_TRIM, world="table"),
     Expected(command="weights calibrated-quadratic noisy", what="*", why=_NOISE, world="totals"),
-    Expected(command="evaluate*noisy*", what="*", why=_NOISE, world="totals"),
     Expected(command="weights collapsed --missing drop", what="*", why=_COLLAPSED, world="missing"),
     Expected(
         command="weights collapsed", what="stdout/enrollment_fits",

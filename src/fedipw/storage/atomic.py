@@ -96,7 +96,11 @@ def written_directory(path: str | Path) -> Iterator[Path]:
 
 def check_place(path: Path) -> None:
     """Raise if a file cannot be written to ``path``, before any work is done."""
-    if path.is_dir() or not path.parent.is_dir():
+    try:
+        impossible = path.is_dir() or not path.parent.is_dir()
+    except OSError as error:  # a name too long, for one
+        raise _unwritable(path, error) from error
+    if impossible:
         raise InputError(f"{path} cannot be written: its directory does not exist or it is one.")
 
 
