@@ -122,7 +122,7 @@ def limits(seed: int, variant: Variant) -> dict[str, float]:
 
     def calibrated(kind: str, distance: Distance | InverseLogit) -> float:
         balance = Balance.of(stage.balance(kind, enrolled), enrolled, population.listed)
-        return excess(balance.enrollment_weights(distance))
+        return excess(balance.enrollment_weights(balance.calibration(distance)))
 
     variance = redrawn_variance(
         variant.testbed, population.matrix(), best.point, L2, np.random.default_rng([seed, 1])

@@ -397,7 +397,7 @@ def test_with_totals_no_probability_is_known_and_means_are() -> None:
 )
 def test_with_totals_methods_that_need_more_are_refused(needs: Needs) -> None:
     stage = enrollment_stage(totals())
-    stage.require(Needs(method="calibrated-quadratic", balance="main"))
+    stage.require(Needs(method="calibrated-quadratic", balance=frozenset({"main"})))
     with pytest.raises(InputError, match=r"fedipw needs (a table of the whole population|the pop)"):
         stage.require(needs)
 

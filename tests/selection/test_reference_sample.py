@@ -211,7 +211,9 @@ def test_means_are_the_samples_with_their_errors() -> None:
 
 def test_methods_that_need_everybody_are_refused() -> None:
     stage = staged()
-    stage.require(Needs(method="fedipw", probabilities=True, size=True, balance="main"))
+    stage.require(
+        Needs(method="fedipw", probabilities=True, size=True, balance=frozenset({"main"}))
+    )
     for needs in (Needs(method="oracle", truth=True), Needs(method="collapsed", everyone=True)):
         with pytest.raises(InputError, match=f"{needs.method} needs a table of the whole pop"):
             stage.require(needs)

@@ -47,7 +47,7 @@ def state_of(balance: Balance, true_prob: np.ndarray | None = None) -> Enrollmen
         enrolled=balance.enrolled,
         prob=np.full(count, 0.5),
         population_size=balance.population_size,
-        balance=balance,
+        balances={"main": balance},
         true_prob=true_prob,
     )
 
@@ -112,7 +112,7 @@ def test_what_b_does_not_explain_stays_as_bias(distance: Distance | InverseLogit
         mean=matrix.mean(axis=0),
         population_size=people.listed,
     )
-    q = balance.enrollment_weights(distance)[inside]
+    q = balance.enrollment_weights(balance.calibration(distance))[inside]
     updates = 2.0 * Z + 0.5 * (Z**2 - 1.0)
     bias = q @ updates[inside] - updates.mean()
     assert np.isclose(bias, 0.5 * (q @ Z[inside] ** 2 - (Z**2).mean()), atol=1e-12)
@@ -137,7 +137,7 @@ def test_consistency_in_the_population_size() -> None:
         balance = Balance(
             names=("a", "b"), matrix=Z, enrolled=inside, mean=Z.mean(axis=0), population_size=size
         )
-        q = balance.enrollment_weights(Quadratic())[inside]
+        q = balance.enrollment_weights(balance.calibration(Quadratic()))[inside]
         return float((q @ updates[inside] - updates.mean()) ** 2)
 
     small_n, large_n = (np.mean([error(n, s) for s in range(40)]) for n in (200, 20_000))
@@ -263,7 +263,7 @@ def test_weights_over_enrollment_are_calibrated_in_the_mean(
     units = replies(np.arange(500), np.full(500, 0.4))
     given = scheme.over_enrollment().expected_weights(units, 0.4 * prob)
     np.testing.assert_allclose(given, prob * q, rtol=1e-12)
-    drawn, inside = balance.enrollment_weights(distance), balance.enrolled
+    drawn, inside = balance.enrollment_weights(balance.calibration(distance)), balance.enrolled
     assert scheme.enrollment_weights is not None
     np.testing.assert_array_equal(scheme.enrollment_weights, drawn)
     np.testing.assert_array_equal(scheme.inverse_enrollment(), np.where(inside, drawn, 0.0))
@@ -286,7 +286,7 @@ def test_the_rich_map_asks_for_clients_behind_each_moment() -> None:
 
 
 def test_methods_that_need_means_say_so() -> None:
-    unknown = replace(state_of(small()), balance=None)
+    unknown = replace(state_of(small()), balances={})
     for name in ("efficient", "calibrated-entropy"):
         with pytest.raises(InputError, match=f"{name} needs population means"):
             method_named(name).at(unknown)

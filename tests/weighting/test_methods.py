@@ -29,8 +29,7 @@ STATE = EnrollmentState(
     enrolled=BALANCE.enrolled,
     prob=np.random.default_rng(6).uniform(0.1, 1.0, 50),
     population_size=50.0,
-    balance=BALANCE,
-    rich=BALANCE,
+    balances={"main": BALANCE, "rich": BALANCE, "wide": BALANCE},
 )
 SIGNED = [n for n in METHODS if n.startswith(("greg", "calibrated-linear"))]
 
@@ -113,7 +112,8 @@ def test_expected_weights_are_the_limit_of_large_rounds(name: str) -> None:
     mean = np.zeros(6)
     for _ in range(400):
         rows = np.flatnonzero(rng.random(len(kinds)) < chance)
-        mean += np.bincount(kinds[rows], scheme.weights(subset(given, rows)), minlength=6) / 400
+        drawn = scheme.weighed(subset(given, rows)).weights
+        mean += np.bincount(kinds[rows], drawn, minlength=6) / 400
     expected = np.bincount(kinds, scheme.expected_weights(given, chance), minlength=6)
     near_zero = 1e-3 * expected.max()  # GREG can leave a kind almost without weight
     np.testing.assert_allclose(mean, expected, rtol=0.03, atol=near_zero)
@@ -207,6 +207,14 @@ for _name, (_base, _calibration, _augmentation) in BOTH_FORMS.items():
     for _suffix, _form in (("", HT), ("-hajek", HAJEK)):
         _chosen = (_base, _calibration, _form, "none", _augmentation)
         PRESETS[_name + _suffix] = dict(zip(CHOICES, _chosen, strict=True))
+for _name, _chosen in {
+    "calibrated-online": ("equal", "online", HAJEK, "cap(0.3)", "none"),
+    "augmented": (
+        "participation", "rich-inverse-logit", HAJEK, "temper(0.75) then cap", "regression",
+    ),
+    "augmented-online": ("equal", "online", HAJEK, "temper(0.5) then cap", "regression"),
+}.items():  # fmt: skip
+    PRESETS[_name] = dict(zip(CHOICES, _chosen, strict=True))
 
 
 def test_every_preset_is_in_the_table_above() -> None:
@@ -218,12 +226,15 @@ def test_every_preset_is_in_the_table_above() -> None:
 def test_a_preset_is_its_five_choices_and_they_resolve_to_its_name(name: str) -> None:
     choices = PRESETS[name]
     for kind, choice in choices.items():
-        assert getattr(METHODS[name], kind) == CHOICES[kind][choice]()
+        base = "equal" if kind == "calibration" else "participation"
+        other = {"base": base, "normalisation": HAJEK} | {kind: choice}
+        alone = method_named(", ".join(f"{k}={v}" for k, v in other.items()))
+        assert getattr(METHODS[name], kind) == getattr(alone, kind)
     text = ", ".join(f"{kind}={choice}" for kind, choice in choices.items())
     assert method_named(text) is METHODS[name]
     backwards = ",".join(f"{kind} = {choice}" for kind, choice in reversed(choices.items()))
     assert method_named(backwards) is METHODS[name]
-    assert method_named(f"{name}, guard=none") is METHODS[name]
+    assert method_named(f"{name}, guard={choices['guard']}") is METHODS[name]
 
 
 def test_a_combination_without_a_name_is_asked_for_by_its_choices() -> None:

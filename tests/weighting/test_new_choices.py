@@ -79,7 +79,7 @@ def test_it_is_known_by_name_among_the_others() -> None:
     assert method.base == Tempered()
     assert method_named("fedipw, guard=share-cap(0.2)").guard == ShareCap(0.2)
     assert NAME not in METHODS
-    with pytest.raises(ValueError, match="Known: none, trim, share-cap"):
+    with pytest.raises(ValueError, match="Known: none, trim, temper, cap, share-cap"):
         method_named("guard=sharecup")
 
 

@@ -194,7 +194,7 @@ def noisy_limits(run: Simulation, target: FederatedLogistic, seed: int) -> list[
             noisy = replace(noisy, se=noise * spread)
         rule: Distance = Quadratic() if method == "calibrated-quadratic" else Entropy()
         try:
-            return noisy.enrollment_weights(rule, noise_aware=aware)
+            return noisy.enrollment_weights(noisy.calibration(rule, noise_aware=aware))
         except InfeasibleError:
             return None
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from fedipw.errors import InputError
 from fedipw.weighting.methods import METHODS, method_named
-from fedipw.weighting.pipeline import Method, Probabilities
+from fedipw.weighting.pipeline import Method, Probabilities, Regression
 
 JOIN = "+"
 
@@ -53,6 +53,12 @@ class Recipe:
     def memory(self) -> str | None:
         """The rule that remembers updates, if any: ``efficient`` has FedVARP's by itself."""
         return self.rules.get(Slot.MEMORY, "fedvarp" if self.method.augmentation.memory else None)
+
+    @property
+    def regression(self) -> Regression | None:
+        """How it regresses updates on balance columns, if it does."""
+        how = self.method.augmentation
+        return how if isinstance(how, Regression) else None
 
     @property
     def weighs_replies(self) -> bool:
@@ -132,7 +138,12 @@ def _check(recipe: Recipe) -> None:
     method, memory = recipe.method.name, recipe.memory
     gaps = Slot.PARTICIPATION in recipe.rules
     fault = None
-    if memory is not None and recipe.method.base.probabilities is Probabilities.COLLAPSED:
+    if memory is not None and recipe.regression:
+        fault = (
+            f"{memory} and the regression of {method} both decide what is remembered of updates; "
+            "keep one"
+        )
+    elif memory is not None and recipe.method.base.probabilities is Probabilities.COLLAPSED:
         fault = (
             f"{memory} keeps its memory under enrollment weights, and {method} has one model for "
             "both stages, so no enrollment weights; use fedipw or a calibrated weighting"

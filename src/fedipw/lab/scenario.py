@@ -19,6 +19,7 @@ from fedipw.lab.engine import (
     Federation,
     LocalWork,
     MemoryWeights,
+    Regressed,
     RuleSettings,
     Simulation,
     Training,
@@ -41,7 +42,13 @@ from fedipw.lab.theory import FederatedLogistic, target_weights
 from fedipw.numerics.checks import check_positive, check_probability
 from fedipw.selection.classifiers import Estimator, estimator_named
 from fedipw.selection.coded import TableSettings
-from fedipw.selection.enrollment import BalanceColumns, Needs, TableEnrollment, rich_design
+from fedipw.selection.enrollment import (
+    CLIENTS_PER_MOMENT,
+    BalanceColumns,
+    Needs,
+    TableEnrollment,
+    rich_design,
+)
 from fedipw.selection.participation import Participation, ParticipationSettings, Window, panel
 from fedipw.selection.steps import COLUMNS as HISTORY_COLUMNS
 from fedipw.selection.steps import Formulas, participation_steps
@@ -51,7 +58,7 @@ from fedipw.tables.ledger import Round
 from fedipw.tables.population import Members, Population
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.methods import method_named
-from fedipw.weighting.pipeline import Method, NoGuard, Probabilities, Weighing
+from fedipw.weighting.pipeline import Method, NoGuard, Probabilities, Regression, Weighing
 from fedipw.weighting.sources import (
     CollapsedParticipation,
     NoParticipation,
@@ -296,15 +303,18 @@ class Stages:
         return prob
 
     def balance(self, kind: str) -> Balance:
-        """Return balance columns of every client and their means, ``main`` or ``rich``."""
+        """Return balance columns of every client and their means: main, rich or wide."""
         population, settings = self._federation.population, self._settings
         design = self.enrollment.coded.design
-        if kind == "rich":
-            design = rich_design(self.enrollment.coded, population.enrolled_size)
+        if kind in CLIENTS_PER_MOMENT:
+            design = rich_design(self.enrollment.coded, population.enrolled_size, kind)
         elif settings.balance is not None:
             design = bound_design(settings.balance, population.frame.lazy(), population.covariates)
         matrix = design.rows(population.frame, "population table").columns.T.copy()
-        columns = BalanceColumns(names=design.names, matrix=matrix, mean=matrix.mean(axis=0))
+        main = len(self.enrollment.coded.design.terms) if kind in CLIENTS_PER_MOMENT else None
+        columns = BalanceColumns(
+            names=design.names, matrix=matrix, mean=matrix.mean(axis=0), leading=main
+        )
         return Balance.of(columns, population.enrolled, population.listed)
 
     def participation(self, *, collapsed: bool = False) -> Participation:
@@ -358,9 +368,18 @@ class _Methods:
         start = np.zeros(self._federation.rows.n_parameters)
         rules = self._scenario.rules
         return {
-            r.name: Composition.of(r, rules, start, self._memory_weights(r) if r.memory else None)
+            r.name: Composition.of(
+                r,
+                rules,
+                start,
+                self._memory_weights(r) if r.memory else None,
+                self._regressed(r.regression, len(start)) if r.regression else None,
+            )
             for r in self._recipes
         }
+
+    def _regressed(self, how: Regression, size: int) -> Regressed:
+        return Regressed.of(self._balances[how.balance], how, size)
 
     def _method(self, recipe: Recipe) -> Method:
         """Return a weighting, for the mean over clients or over samples."""
@@ -383,8 +402,8 @@ class _Methods:
 
     @cached_property
     def _balances(self) -> dict[str, Balance]:
-        kinds = {r.method.calibration.balance for r in self._recipes}
-        return {kind: self._stages.balance(kind) for kind in kinds if kind}
+        kinds = frozenset().union(*(r.method.needs.balance for r in self._recipes))
+        return {kind: self._stages.balance(kind) for kind in sorted(kinds)}
 
     def _state(self, kind: Probabilities, fitted: bool) -> EnrollmentState:
         """Return enrollment with the probabilities of a kind, fitted if needed."""
@@ -402,8 +421,7 @@ class _Methods:
             enrolled=population.enrolled,
             prob=prob,
             population_size=float(len(prob)),
-            balance=self._balances.get("main"),
-            rich=self._balances.get("rich"),
+            balances=self._balances,
             true_prob=truth,
         )
 

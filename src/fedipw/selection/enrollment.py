@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
-CLIENTS_PER_MOMENT = 25  # enrolled clients behind each moment of a rich balance map
+CLIENTS_PER_MOMENT = {"rich": 25, "wide": 8}  # enrolled, behind each moment of a balance map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Needs:
     truth: bool = False  # true probabilities, as only a simulation has them
     everyone: bool = False  # the clients that are not enrolled
     size: bool = False  # of the population
-    balance: str = ""  # "main" or "rich": population means of the covariates
+    balance: frozenset[str] = frozenset()  # kinds of population means: main, rich, wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,6 +71,7 @@ class BalanceColumns:
     matrix: FloatArray  # (n, q)
     mean: FloatArray  # (q,)
     se: FloatArray | None = None  # (q,)
+    leading: int | None = None  # columns that are covariates, before squares and products
 
 
 class EnrollmentStage(Protocol):
@@ -107,7 +108,7 @@ class EnrollmentStage(Protocol):
         ...
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
-        """Return balance columns, ``main`` or as rich as the enrolled allow."""
+        """Return balance columns, ``main``, or ``rich`` or ``wide`` as the enrolled allow."""
         ...
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
@@ -277,8 +278,8 @@ class TableEnrollment:
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the enrollment model's columns, or those with squares and products."""
-        if kind == "rich":
-            design = rich_design(self.coded, int(enrolled.sum()))
+        if kind in CLIENTS_PER_MOMENT:
+            design = rich_design(self.coded, int(enrolled.sum()), kind)
             moments = self.population.moments(design)
             rows = design.rows(self.members.frame, "enrolled clients")
             columns, kept, mean = rows.columns, rows.kept, moments.mean
@@ -287,7 +288,9 @@ class TableEnrollment:
             columns, kept = self.columns
         matrix = np.zeros((self.members.size, len(design.terms)))
         matrix[slice(None) if kept is None else kept] = columns.T
-        return BalanceColumns(names=design.names, matrix=matrix, mean=mean)
+        return BalanceColumns(
+            names=design.names, matrix=matrix, mean=mean, leading=len(self.coded.design.terms)
+        )
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out."""
@@ -477,12 +480,12 @@ def _refuse_later(formula: str, later: Sequence[str]) -> None:
         )
 
 
-def rich_design(coded: CodedTable, enrolled: int) -> Design:
+def rich_design(coded: CodedTable, enrolled: int, kind: str = "rich") -> Design:
     """Return columns, squares and products, as far as the enrolled allow.
 
     Squares and products are taken if at least 25 enrolled clients stand behind each moment; else
     squares alone if that leaves 25; else the columns. Calibration on more moments than that costs
-    more variance than it removes.
+    more variance than it removes. The ``wide`` map, of regressions, needs 8.
     """
     plain, table = coded.design, coded.table
     numbers = [c for c in plain.columns if plain.kinds[c] == "number"]
@@ -495,7 +498,7 @@ def rich_design(coded: CodedTable, enrolled: int) -> Design:
         for b in plain.columns[i + 1 :]
     ]
     main = list(quoted.values())
-    room = enrolled // CLIENTS_PER_MOMENT
+    room = enrolled // CLIENTS_PER_MOMENT[kind]
     for terms in ([*main, *squares, *pairs], [*main, *squares], main):
         design = bound_design(
             " + ".join(terms), table.scan(), plain.columns, missing=plain.missing,

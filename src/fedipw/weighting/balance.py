@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedipw.calibration import Calibration, Distance, Entropy, InverseLogit, calibrated
+from fedipw.calibration import (
+    Calibration,
+    Distance,
+    Entropy,
+    InverseLogit,
+    Slack,
+    calibrated,
+)
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
 from fedipw.selection.enrollment import BalanceColumns
@@ -30,6 +37,7 @@ class Balance:
     mean: FloatArray  # mu_b, (q,)
     population_size: float
     se: FloatArray | None = None  # (q,)
+    leading: int | None = None  # columns that are covariates, before squares and products
 
     def __post_init__(self) -> None:
         check_rows(len(self.matrix), enrolled=self.enrolled)
@@ -46,7 +54,7 @@ class Balance:
         >>> columns = BalanceColumns(names=("age",), matrix=np.array([[20.0], [30.0], [60.0]]),
         ...                          mean=np.array([45.0]))
         >>> balance = Balance.of(columns, np.ones(3, dtype=bool), population_size=100)
-        >>> balance.enrollment_weights(Entropy()).round(4)
+        >>> balance.enrollment_weights(balance.calibration(Entropy())).round(4)
         array([0.1889, 0.2482, 0.563 ])
         """
         return cls(
@@ -56,10 +64,53 @@ class Balance:
             mean=columns.mean,
             population_size=np.nan if population_size is None else float(population_size),
             se=columns.se,
+            leading=columns.leading,
+        )
+
+    @property
+    def main(self) -> int:
+        """Number of columns that are covariates themselves, the first."""
+        return len(self.names) if self.leading is None else self.leading
+
+    @property
+    def scale(self) -> FloatArray:
+        """Root mean square distance of the enrolled to the population's mean, (q,).
+
+        1 where it is zero.
+        """
+        inside = self.matrix[self.enrolled]
+        spread = np.sqrt(np.mean((inside - self.mean) ** 2, axis=0))
+        return np.where(spread > 0.0, spread, 1.0)
+
+    def standardised(self) -> FloatArray:
+        """Return the columns about the population's mean, in units of their scale, (N, q)."""
+        b: FloatArray = (self.matrix - self.mean) / self.scale
+        return b
+
+    def leading_columns(self) -> Balance:
+        """Return the balance of the covariates alone, without squares and products."""
+        return self._of(np.arange(len(self.names)) < self.main)
+
+    def varying(self) -> Balance:
+        """Return the balance of the columns that vary among the enrolled."""
+        return self._of(np.ptp(self.matrix[self.enrolled], axis=0) > 0.0)
+
+    def _of(self, kept: BoolArray) -> Balance:
+        return replace(
+            self,
+            names=tuple(name for name, keep in zip(self.names, kept, strict=True) if keep),
+            matrix=self.matrix[:, kept],
+            mean=self.mean[kept],
+            se=None if self.se is None else self.se[kept],
+            leading=int(kept[: self.main].sum()),
         )
 
     def calibration(
-        self, distance: Distance | InverseLogit, *, noise_aware: bool = False
+        self,
+        distance: Distance | InverseLogit,
+        *,
+        noise_aware: bool = False,
+        slack: Slack | None = None,
     ) -> Calibration:
         """Return weights on the enrolled that reproduce the means, in table order.
 
@@ -71,6 +122,7 @@ class Balance:
             distance=distance,
             population_size=self.population_size if distance.needs_size else None,
             se=self.se if noise_aware else None,
+            slack=slack,
             names=self.names,
         )
 
@@ -107,15 +159,12 @@ class Balance:
         )  # fmt: skip
         return (1.0 + others.ratio) / size
 
-    def enrollment_weights(
-        self, distance: Distance | InverseLogit, *, noise_aware: bool = False
-    ) -> FloatArray:
-        """Return q of every client of the table, (N,).
+    def enrollment_weights(self, found: Calibration) -> FloatArray:
+        """Return q of every client of the table, (N,), by a calibration of the enrolled.
 
         A client that is not enrolled gets the weight it would have with its columns; simulations
         use it to average over enrollment.
         """
-        found = self.calibration(distance, noise_aware=noise_aware)
         out = found.weights_at(self.matrix)
         out[self.enrolled] = found.weights
         return out

@@ -100,6 +100,45 @@ def trimmed(weights: FloatArray, times_mean: float) -> TrimReport:
     )
 
 
+def capped(weights: FloatArray, share: float, presence: FloatArray | None = None) -> TrimReport:
+    r"""Cut weights at a share of a round and let the others carry what was cut.
+
+    .. math:: w_i' = \text{sign}(w_i) \min(|w_i| f,\; c W), \qquad
+       W = \sum_j |w_j|, \quad f \ge 1 \text{ such that } \sum_j |w_j'| = W \qquad (W20)
+
+    c is ``share``. Where fewer than 1/c weights are not zero, all of them carry the same.
+    ``presence`` (m,) counts each weight as often as it says.
+
+    >>> report = capped(np.array([1.0, 2.0, 7.0]), share=0.5)
+    >>> report.weights, report.changed, round(report.mass, 3)
+    (array([1.66666667, 3.33333333, 5.        ]), 1, 0.2)
+    """
+    size = np.abs(weights)
+    times = np.ones(len(size)) if presence is None else presence
+    total = float(times @ size)
+    cap = share * total
+    if not total > 0.0 or size.max() <= cap:
+        return TrimReport(weights=weights, cap=cap, changed=0, mass=0.0)
+    # With the k largest at the cap, the others are raised to carry the rest: the smallest k that
+    # leaves none of them above the cap.
+    order = np.argsort(-size, kind="stable")
+    sizes, counts = size[order], times[order]
+    left = np.append(np.cumsum((counts * sizes)[::-1])[::-1], 0.0)  # of those after the first k
+    held = np.append(0.0, np.cumsum(counts))
+    for k in range(1, len(sizes) + 1):
+        rest = total - cap * held[k]
+        if rest <= 0.0 or left[k] <= 0.0:
+            cap, factor = total / float(held[k]), 0.0
+            break
+        factor = rest / left[k]
+        if sizes[k] * factor <= cap:
+            break
+    out = np.minimum(size * max(factor, 1.0), cap)
+    out[order[:k]] = cap
+    cut = float(times @ np.maximum(size - out, 0.0)) / total
+    return TrimReport(weights=np.sign(weights) * out, cap=cap, changed=k, mass=cut)
+
+
 def clamped(weights: FloatArray, low: float, high: float, *, strict: bool = True) -> TrimReport:
     r"""Hold weights in [low, high] and share what was cut or added equally among the others.
 

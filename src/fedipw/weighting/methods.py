@@ -15,6 +15,7 @@ from fedipw.weighting.pipeline import (
     CALIBRATIONS,
     GUARDS,
     NORMALISATIONS,
+    Guards,
     Method,
 )
 
@@ -26,10 +27,12 @@ CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "guard": GUARDS,
     "augmentation": AUGMENTATIONS,
 }
+THEN = " then "  # between guards that follow each other
 _VALUE = re.compile(r"^(?P<name>[\w-]+)(?:\((?P<setting>[^()]*)\))?$")
 
 
 def _preset(name: str, base: str, calibration: str = "none", augmentation: str = "none") -> Method:
+    """Return a Horvitz–Thompson form."""
     return Method(
         name=name,
         base=BASES[base](),
@@ -46,6 +49,31 @@ def _both_forms(*presets: Method) -> dict[str, Method]:
         hajek = replace(method, name=method.name + HAJEK, normalisation=NORMALISATIONS["hajek"]())
         out[hajek.name] = hajek
     return out
+
+
+def _choice(name: str, key: str, value: str) -> Any:
+    """Return a choice by its name, with a setting in brackets where it takes one."""
+    if key == "guard" and THEN in value:
+        return Guards(tuple(_choice(name, key, part.strip()) for part in value.split(THEN)))
+    known, found = CHOICES[key], _VALUE.match(value)
+    if found is None or found["name"] not in known:
+        near = get_close_matches(value, known, n=1)
+        hint = f" did you mean {near[0]}?" if near else ""
+        raise InputError(f"{name!r}: no {key} {value!r};{hint} Known: {', '.join(known)}.")
+    make, setting = known[found["name"]], found["setting"]
+    try:
+        return make() if setting is None else make(float(setting))
+    except TypeError as error:
+        takes = "takes no setting" if setting is not None else "needs a setting in brackets"
+        raise InputError(f"{name!r}: the {key} {found['name']} {takes}.") from error
+    except ValueError as error:
+        why = str(error).removesuffix(".")
+        raise InputError(f"{name!r}: {value!r} is no {key}: {why}.") from error
+
+
+def _self_normalised(name: str, base: str, **choices: str) -> Method:
+    made = {key: _choice(name, key, value) for key, value in choices.items()}
+    return Method(name=name, base=BASES[base](), normalisation=NORMALISATIONS["hajek"](), **made)
 
 
 METHODS: Mapping[str, Method] = {
@@ -65,6 +93,26 @@ METHODS: Mapping[str, Method] = {
         _preset("greg-nonnegative", "inclusion", "greg-nonnegative"),
         _preset("efficient", "participation", "rich-inverse-logit", "memory"),
     ),
+    **{
+        method.name: method
+        for method in (
+            _self_normalised("calibrated-online", "equal", calibration="online", guard="cap(0.3)"),
+            _self_normalised(
+                "augmented",
+                "participation",
+                calibration="rich-inverse-logit",
+                guard="temper(0.75) then cap",
+                augmentation="regression",
+            ),
+            _self_normalised(
+                "augmented-online",
+                "equal",
+                calibration="online",
+                guard="temper(0.5) then cap",
+                augmentation="regression",
+            ),
+        )
+    },
 }
 RULES: tuple[str, ...] = (
     "fedprox", "fednova", "fedau", "scaffold", "mifa", "fedvarp", "amplified", "fedavgm",
@@ -119,24 +167,6 @@ def method_named(name: str) -> Method:
         if replace(made, name=known.name) == known:
             return known
     return made
-
-
-def _choice(name: str, key: str, value: str) -> Any:
-    """Return a choice by its name, with a setting in brackets where it takes one."""
-    known, found = CHOICES[key], _VALUE.match(value)
-    if found is None or found["name"] not in known:
-        near = get_close_matches(value, known, n=1)
-        hint = f" did you mean {near[0]}?" if near else ""
-        raise InputError(f"{name!r}: no {key} {value!r};{hint} Known: {', '.join(known)}.")
-    make, setting = known[found["name"]], found["setting"]
-    try:
-        return make() if setting is None else make(float(setting))
-    except TypeError as error:
-        takes = "takes no setting" if setting is not None else "needs a setting in brackets"
-        raise InputError(f"{name!r}: the {key} {found['name']} {takes}.") from error
-    except ValueError as error:
-        why = str(error).removesuffix(".")
-        raise InputError(f"{name!r}: {value!r} is no {key}: {why}.") from error
 
 
 def _unknown(name: str) -> str:

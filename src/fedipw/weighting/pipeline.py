@@ -23,12 +23,20 @@ from fedipw.calibration import (
     Linear,
     Logit,
     Quadratic,
+    Ridge,
     calibrated,
 )
 from fedipw.errors import FedIPWError, InfeasibleError, InputError, NotConvergedError
-from fedipw.numerics.checks import check_positive, check_probability
+from fedipw.numerics.checks import check_positive, check_probability, some
 from fedipw.selection.enrollment import Needs
-from fedipw.weighting.functions import TrimReport, horvitz_thompson_weights, trimmed
+from fedipw.weighting.functions import (
+    TrimReport,
+    capped,
+    effective_sample_size,
+    horvitz_thompson_weights,
+    trimmed,
+)
+from fedipw.weighting.online import OnlineSettings, OnlineState
 from fedipw.weighting.weigher import EnrollmentState, Replies, RoundWeights
 
 if TYPE_CHECKING:
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
     from fedipw.weighting.balance import Balance
 
 REPLIES_PER_TERM = 5  # GREG is left out of rounds with fewer replies per coefficient
+SOFT = 1e-2  # ridge of a calibration whose targets cannot be met (C8)
+TIMES_EQUAL_SHARE = 5.0  # a reply may always carry this many times its equal share of a round
 LOGIT_BOUNDS = (0.1, 10.0)  # of the weight ratio, for bounded logit calibration
 
 
@@ -152,42 +162,66 @@ class CollapsedInclusion:
 
 
 class CalibrationRule(Protocol):
-    """How weights are moved to reproduce population means."""
+    """How weights are moved to reproduce population means; by default they are not."""
 
     @property
     def balance(self) -> str:
-        """Which population means are needed: ``main``, ``rich``, or none if empty."""
-        ...
+        """Which population means are needed: ``main``, ``rich``, ``wide``, or none if empty."""
+        return ""
 
     @property
     def needs_size(self) -> bool:
         """Whether the population's size is needed."""
-        ...
+        return False
 
     @property
     def nonnegative(self) -> bool:
         """Whether weights keep the sign of the base."""
-        ...
+        return True
 
     @property
     def distance(self) -> Distance | InverseLogit | None:
         """Distance by which the enrolled are calibrated, once; none if they are not."""
-        ...
+        return None
 
     @property
     def each_round(self) -> bool:
         """Whether the replies of a round decide."""
-        ...
+        return False
+
+    @property
+    def corrects_enrollment(self) -> bool:
+        """Whether it does what enrollment probabilities in the base would do again."""
+        return self.distance is not None
 
     def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
         """Return q of the enrolled where they are calibrated once."""
-        ...
+        del state, method
+        return None
+
+    def begun(
+        self, state: EnrollmentState, method: str, learnt: OnlineState | None
+    ) -> OnlineState | None:
+        """Return what a rule that learns as rounds go by starts with; none if it does not."""
+        del state, method, learnt
+        return None
+
+    def after(self, base: FloatArray, replies: Replies, weighing: Weighing) -> OnlineState | None:
+        """Return what it has learnt after a round with these base weights, (m,)."""
+        del base, replies
+        return weighing.learnt
+
+    def standing(self, weighing: Weighing) -> FloatArray | None:
+        """Return what each client stands for by what was learnt, (n,)."""
+        del weighing
+        return None
 
     def moved(
         self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
     ) -> tuple[FloatArray, str]:
         """Return the weights, (m,), and what could not be done in this round."""
-        ...
+        del replies, weighing, presence
+        return base, ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,35 +230,18 @@ class CalibratedClients:
 
     weights: FloatArray  # (n,)
     expected: FloatArray | None = None  # (n,) in the mean over enrollment (C11), in simulations
+    note: str = ""  # what could not be met
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Uncalibrated:
+class Uncalibrated(CalibrationRule):
     """Base weights as they are."""
 
-    balance: ClassVar = ""
-    needs_size: ClassVar = False
-    nonnegative: ClassVar = True
-    distance: ClassVar = None
-    each_round: ClassVar = False
-
-    def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
-        """Return nothing."""
-        del state, method
-        return None
-
-    def moved(
-        self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
-    ) -> tuple[FloatArray, str]:
-        """Return the base weights."""
-        del replies, weighing, presence
-        return base, ""
-
 
 @final
 @dataclass(frozen=True, slots=True)
-class OfEnrolled:
+class OfEnrolled(CalibrationRule):
     r"""The enrolled calibrated once to population means; participation stays in the base.
 
     .. math:: w_i = N_{enr}\, q_i\, d_i = \frac{q_i}{\pi^{part}_i} \qquad (W11)
@@ -236,7 +253,7 @@ class OfEnrolled:
     distance: Distance | InverseLogit = field(default_factory=Quadratic)
     balance: str = "main"
     noise_aware: bool = False
-    each_round: ClassVar = False
+    strict: bool = False  # whether targets that cannot be met are an error
 
     @property
     def needs_size(self) -> bool:
@@ -252,16 +269,45 @@ class OfEnrolled:
         """Return q of the enrolled, and its mean over enrollment where the truth is known.
 
         Where calibration in the mean has no solution, the weights of this draw serve for both.
+        Unless ``strict``, targets that cannot be met are approached: softly, else those of the
+        covariates alone.
         """
         balance = state.balance_for(method, self.balance)
         aware, expected = self.noise_aware, None
-        weights = balance.enrollment_weights(self.distance, noise_aware=aware)
+        try:
+            weights = balance.enrollment_weights(
+                balance.calibration(self.distance, noise_aware=aware)
+            )
+        except (InfeasibleError, NotConvergedError) as error:
+            if self.strict:
+                raise
+            return self._softly(balance, error)
         if state.true_prob is not None:
             with suppress(InfeasibleError, NotConvergedError):
                 expected = balance.expected_weights(
                     self.distance, state.true_prob, noise_aware=aware
                 )
         return CalibratedClients(weights, expected)
+
+    def _softly(self, balance: Balance, error: FedIPWError) -> CalibratedClients:
+        """Return soft calibration on all columns, else on the covariates, or raise the error."""
+        varying = balance.varying()
+        lost = [name for name in balance.names if name not in varying.names]
+        without = f" without {some(lost)}, which does not vary among the enrolled" if lost else ""
+        maps = {without: varying}
+        if varying.main < len(varying.names):
+            maps[f" of the covariates alone{without}"] = varying.leading_columns()
+        for which, columns in maps.items():
+            with suppress(InfeasibleError, NotConvergedError):
+                found = columns.calibration(
+                    Entropy(), noise_aware=self.noise_aware, slack=Ridge(SOFT)
+                )
+                note = (
+                    f"targets cannot be met: soft calibration by entropy{which}, largest "
+                    f"difference left {found.largest_violation:.2g} standard deviations"
+                )
+                return CalibratedClients(columns.enrollment_weights(found), note=note)
+        raise error
 
     def moved(
         self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
@@ -276,7 +322,7 @@ class OfEnrolled:
 
 @final
 @dataclass(frozen=True, slots=True)
-class OfReplies:
+class OfReplies(CalibrationRule):
     r"""The replies of each round calibrated to population means (GREG).
 
     .. math:: w_i = d_i \left[1 + b_i' \Big(\sum_{j \in S} d_j b_j b_j'\Big)^{-1}
@@ -290,14 +336,7 @@ class OfReplies:
 
     nonnegative: bool = False
     balance: ClassVar = "main"
-    needs_size: ClassVar = False
-    distance: ClassVar = None
     each_round: ClassVar = True
-
-    def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
-        """Return nothing: every round has weights of its own."""
-        del state, method
-        return None
 
     def moved(
         self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
@@ -330,6 +369,57 @@ def _nearest(
         return base, f"not balanced: {type(error).__name__}"
     weights: FloatArray = base * found.ratio
     return weights, ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AsYouGo(CalibrationRule):
+    r"""Both stages from population means, learnt as rounds go by (W18).
+
+    .. math:: w_i = d_i \exp(\lambda_{r-1}' b_i)
+
+    The weights of a round rest on the rounds before it; until there are some they are d. What it
+    cannot see are covariates known only before a round that drive replies and predict updates given
+    Z: for those the base is 1 / participation probability.
+    """
+
+    settings: OnlineSettings = field(default_factory=OnlineSettings)
+    balance: str = "rich"
+    corrects_enrollment: ClassVar = True
+
+    def begun(
+        self, state: EnrollmentState, method: str, learnt: OnlineState | None
+    ) -> OnlineState | None:
+        """Return what was learnt before, or nothing yet."""
+        balance = state.balance_for(method, self.balance)
+        return OnlineState.begun(balance) if learnt is None else learnt.on(balance)
+
+    def moved(
+        self, base: FloatArray, replies: Replies, weighing: Weighing, presence: FloatArray | None
+    ) -> tuple[FloatArray, str]:
+        """Return the base weights times exp(lambda'b)."""
+        del presence
+        learnt, b = self._at(replies, weighing)
+        weights: FloatArray = base * learnt.factors(b, self.settings)
+        return weights, ""
+
+    def after(self, base: FloatArray, replies: Replies, weighing: Weighing) -> OnlineState | None:
+        """Return the coefficients one step further."""
+        learnt, b = self._at(replies, weighing)
+        return learnt.learnt(base, b, self.settings)
+
+    def standing(self, weighing: Weighing) -> FloatArray | None:
+        """Return exp(lambda'b) of each client, (n,)."""
+        learnt = weighing.learnt
+        assert learnt is not None
+        balance = weighing.state.balance_for(weighing.method.name, self.balance)
+        return learnt.factors(learnt.standardised(balance.matrix, balance.mean), self.settings)
+
+    def _at(self, replies: Replies, weighing: Weighing) -> tuple[OnlineState, FloatArray]:
+        learnt = weighing.learnt
+        assert learnt is not None
+        balance = weighing.state.balance_for(weighing.method.name, self.balance)
+        return learnt, learnt.standardised(balance.matrix[replies.rows], balance.mean)
 
 
 class NoPositiveSumError(InputError):
@@ -475,10 +565,107 @@ class Trim:
         return np.clip(weights, -cap, cap)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Temper:
+    r"""Weights drawn together: :math:`w_i' \propto w_i^t` with their sum kept (W19).
+
+    It trades bias for variance, for methods whose augmentation takes most of the bias.
+    """
+
+    power: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.power <= 1.0:
+            raise InputError(f"Weights are tempered by a power in [0, 1], not {self.power!r}.")
+
+    def applied(self, weights: FloatArray) -> TrimReport | None:
+        """Return the tempered weights; none is counted as cut."""
+        made = self._tempered(weights, np.ones(len(weights)))
+        cap = float(np.abs(made).max(initial=0.0))
+        return TrimReport(weights=made, cap=cap, changed=0, mass=0.0)
+
+    def expected(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        """Return tempered weights of a large round."""
+        return self._tempered(weights, presence)
+
+    def _tempered(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        size = np.abs(weights)
+        raised: FloatArray = np.sign(weights) * size**self.power
+        total = float(presence @ raised)
+        return raised * (float(presence @ weights) / total) if total > 0.0 else weights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cap:
+    r"""No reply carries more than a share of a round; the others carry what is cut.
+
+    .. math:: |w_i'| \le c \sum_{j \in S} |w_j|, \qquad c = \max(s, 5/m) \qquad (W20)
+
+    with the sum of weights kept; s is ``share``.
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share <= 1.0:
+            raise InputError(f"A share must lie in (0, 1], not {self.share!r}.")
+
+    def limit(self, replies: float) -> float:
+        """Return the largest share in a round of so many replies."""
+        return min(1.0, max(self.share, TIMES_EQUAL_SHARE / max(replies, 1.0)))
+
+    def applied(self, weights: FloatArray) -> TrimReport | None:
+        """Return the capped weights and what was cut."""
+        return capped(weights, self.limit(len(weights)))
+
+    def expected(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        """Return weights capped in a large round with these replies."""
+        limit = self.limit(float(presence.sum()))
+        return capped(weights, limit, presence).weights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Several guards, one after the other."""
+
+    guards: tuple[Guard, ...]
+
+    def applied(self, weights: FloatArray) -> TrimReport | None:
+        """Return the weights and what was cut in all."""
+        reports = []
+        for guard in self.guards:
+            report = guard.applied(weights)
+            if report is not None:
+                weights = report.weights
+                reports.append(report)
+        if not reports:
+            return None
+        return TrimReport(
+            weights=weights,
+            cap=reports[-1].cap,
+            changed=sum(report.changed for report in reports),
+            mass=sum(report.mass for report in reports),
+        )
+
+    def expected(self, weights: FloatArray, presence: FloatArray) -> FloatArray:
+        """Return weights as all guards leave them in a large round."""
+        for guard in self.guards:
+            weights = guard.expected(weights, presence)
+        return weights
+
+
 class Augmentation(Protocol):
     """What the server keeps of updates, beside weights."""
 
     memory: ClassVar[bool]  # whether each client's latest update is kept (O5)
+
+    @property
+    def balance(self) -> str:
+        """Population means it needs: ``main``, ``rich``, ``wide``, or none if empty."""
+        ...
 
 
 @final
@@ -487,6 +674,7 @@ class NoAugmentation:
     """Nothing: the weighted sum of a round's updates."""
 
     memory: ClassVar = False
+    balance: ClassVar = ""
 
 
 @final
@@ -495,6 +683,23 @@ class UpdateMemory:
     """Each client's latest update, under its enrollment weight (O5)."""
 
     memory: ClassVar = True
+    balance: ClassVar = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """A regression of updates on balance columns; weights carry its residuals only (O20)."""
+
+    decay: float = 0.99  # g, by which earlier rounds count less in every round
+    ridge: float = 2.0  # times coefficients per effective client, on every standardised slope
+    per_moment: float = 10.0  # replies remembered behind each moment that is used
+    balance: str = "wide"
+    memory: ClassVar = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.decay < 1.0:
+            raise InputError(f"The decay must lie between 0 and 1, not {self.decay!r}.")
 
 
 BASES: dict[str, Callable[[], Base]] = {
@@ -515,16 +720,24 @@ CALIBRATIONS: dict[str, Callable[[], CalibrationRule]] = {
     "rich-inverse-logit": lambda: OfEnrolled(InverseLogit(), balance="rich"),
     "greg": OfReplies,
     "greg-nonnegative": lambda: OfReplies(nonnegative=True),
+    "online": AsYouGo,
+    "online-main": lambda: AsYouGo(balance="main"),
 }
 NORMALISATIONS: dict[str, Callable[[], Normalisation]] = {
     "horvitz-thompson": HorvitzThompson,
     "hajek": Hajek,
     "samples": BySamples,
 }
-GUARDS: dict[str, Callable[..., Guard]] = {"none": NoGuard, "trim": Trim}
+GUARDS: dict[str, Callable[..., Guard]] = {
+    "none": NoGuard,
+    "trim": Trim,
+    "temper": Temper,
+    "cap": Cap,
+}
 AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "none": NoAugmentation,
     "memory": UpdateMemory,
+    "regression": Regression,
 }
 
 
@@ -566,10 +779,10 @@ class Method:
 
     def __post_init__(self) -> None:
         both = self.base.uses_enrollment or self.base.probabilities is Probabilities.COLLAPSED
-        if self.calibration.distance is not None and both:
+        if self.calibration.corrects_enrollment and both:
             raise InputError(
-                f"{self.name}: calibration of the enrolled corrects enrollment, and the base "
-                "weight does too. Use the base participation, or calibrate the replies (greg)."
+                f"{self.name}: the calibration corrects enrollment, and the base weight does too. "
+                "Use the base participation, or calibrate the replies (greg)."
             )
         plain = self.base.probabilities is Probabilities.NONE
         if plain and not self.normalisation.self_normalised:
@@ -588,7 +801,7 @@ class Method:
             truth=kind is Probabilities.TRUE,
             everyone=kind is Probabilities.COLLAPSED,
             size=self.calibration.needs_size,
-            balance=self.calibration.balance,
+            balance=frozenset({self.calibration.balance, self.augmentation.balance} - {""}),
         )
 
     @property
@@ -610,13 +823,19 @@ class Method:
             )
         return replace(self, normalisation=BySamples())
 
-    def at(self, state: EnrollmentState) -> Weighing:
-        """Return the method for clients that are enrolled, calibrated where it calibrates once."""
+    def at(self, state: EnrollmentState, learnt: OnlineState | None = None) -> Weighing:
+        """Return the method for clients that are enrolled, calibrated where it calibrates once.
+
+        ``learnt`` is what a calibration that goes on from round to round knew before.
+        """
         found = self.calibration.enrollment_weights(state, self.name)
-        if found is None:
-            return Weighing(method=self, state=state)
         return Weighing(
-            method=self, state=state, enrollment_weights=found.weights, expected=found.expected
+            method=self,
+            state=state,
+            enrollment_weights=None if found is None else found.weights,
+            expected=None if found is None else found.expected,
+            learnt=self.calibration.begun(state, self.name, learnt),
+            note="" if found is None else found.note,
         )
 
 
@@ -629,6 +848,8 @@ class Weighing:
     state: EnrollmentState
     enrollment_weights: FloatArray | None = None  # (n,) q, where the enrolled are calibrated
     expected: FloatArray | None = None  # (n,) its mean over enrollment, in simulations
+    learnt: OnlineState | None = None  # by calibration as you go
+    note: str = ""  # what calibration of the enrolled could not meet
 
     @property
     def self_normalised(self) -> bool:
@@ -648,9 +869,34 @@ class Weighing:
         if not (weights.any() or note):
             note = "no reply carries weight"
         report = self.method.guard.applied(weights)
-        if report is None:
-            return RoundWeights(replies=replies, weights=weights, note=note)
-        return RoundWeights(replies=replies, weights=report.weights, trimming=report, note=note)
+        clients = self.effective_clients if self.method.augmentation.balance else np.nan
+        return RoundWeights(
+            replies=replies,
+            weights=weights if report is None else report.weights,
+            trimming=report,
+            unguarded=weights,
+            effective_clients=clients,
+            note=note,
+        )
+
+    @property
+    def effective_clients(self) -> float:
+        """Kish's effective number of enrolled clients, under guarded enrollment weights (W10)."""
+        inside = self.state.enrolled
+        standing = self.inverse_enrollment()
+        if self.learnt is not None:
+            standing = self.method.calibration.standing(self)
+        if standing is None:
+            return self.state.enrolled_size
+        ones = np.ones(np.count_nonzero(inside))
+        return effective_sample_size(self.method.guard.expected(standing[inside], ones))
+
+    def after(self, replies: Replies) -> Weighing:
+        """Return it after a round with these replies, for the next one."""
+        if self.learnt is None:
+            return self
+        base = self.method.base.weights(replies, self.state)
+        return replace(self, learnt=self.method.calibration.after(base, replies, self))
 
     def _unguarded(self, replies: Replies, presence: FloatArray | None) -> tuple[FloatArray, str]:
         base = self.method.base.weights(replies, self.state)

@@ -109,8 +109,8 @@ class Record(Observer):
         state = weighing.state
         self.enrollments += 1
         self.enrollment = state.model
-        if state.note:
-            self.notes[state.note] += 1
+        for note in filter(None, (state.note, weighing.note)):
+            self.notes[note] += 1
         if weighing.enrollment_weights is not None:
             inside = weighing.enrollment_weights[state.enrolled]
             self.enrolled_effective = effective_sample_size(inside)

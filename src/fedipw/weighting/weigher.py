@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedipw.selection.participation import Source
 from fedipw.tables.columns import ID
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.functions import effective_sample_size
+from fedipw.weighting.online import OnlineState
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from fedipw.weighting.functions import TrimReport
     from fedipw.weighting.pipeline import Method, Weighing
     from fedipw.weighting.sources import ParticipationSource
+
+LEARNT = "learnt"  # by calibrations that go on from round to round, in a saved state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +38,7 @@ class EnrollmentState:
     enrolled: BoolArray  # (n,)
     prob: FloatArray  # (n,), NaN where not known
     population_size: float  # N, NaN where not known
-    balance: Balance | None = None  # the covariates and their population means
-    rich: Balance | None = None  # covariates, squares and products
+    balances: Mapping[str, Balance] = field(default_factory=dict)  # by kind: main, rich, wide
     true_prob: FloatArray | None = None  # (n,) in simulations
     model: StageModel | None = None
     note: str = ""  # why there is no model, where one was asked for
@@ -54,10 +56,9 @@ class EnrollmentState:
 
     def balance_for(self, method: str, kind: str) -> Balance:
         """Return the balance columns a method needs, or raise if they are not known."""
-        found = self.rich if kind == "rich" else self.balance
-        if found is None:
+        if kind not in self.balances:
             raise InputError(f"{method} needs population means of the covariates.")
-        return found
+        return self.balances[kind]
 
     def replies(
         self, index: int, rows: IntArray, participation_prob: FloatArray, source: Source
@@ -111,7 +112,9 @@ class RoundWeights:
 
     replies: Replies
     weights: FloatArray  # (m,), 1/N included
+    unguarded: FloatArray  # (m,) before the guard
     trimming: TrimReport | None = None
+    effective_clients: float = np.nan  # enrolled, under enrollment weights, for augmentation
     note: str = ""  # what the method could not do in this round
 
     @property
@@ -167,11 +170,10 @@ class StagedEnrollment:
         else:
             fit = self.stage.fitted(present, required=any(n.probabilities for n in self._needs))
         enrolled, prob = present & fit.known, fit.prob
-        size, kinds = self.stage.size, {needs.balance for needs in self._needs}
+        size = self.stage.size
+        kinds = frozenset().union(*(needs.balance for needs in self._needs))
         balances = {
-            kind: Balance.of(self.stage.balance(kind, enrolled), enrolled, size)
-            for kind in kinds
-            if kind
+            kind: Balance.of(self.stage.balance(kind, enrolled), enrolled, size) for kind in kinds
         }
         return EnrollmentState(
             unit_ids=members.frame[ID].to_numpy(),
@@ -181,8 +183,7 @@ class StagedEnrollment:
             population_size=np.nan if size is None else float(size),
             model=fit.model,
             note=fit.note,
-            balance=balances.get("main"),
-            rich=balances.get("rich"),
+            balances=balances,
         )
 
 
@@ -256,6 +257,8 @@ class Weigher:
         self._present: BoolArray | None = None
         self._rows: IntArray | None = None  # of the last round with anybody
         self._open: Round | None = None
+        self._replies: Replies | None = None  # that were weighed in the open round
+        self._learnt: dict[str, OnlineState] = {}  # restored, before the first round
 
     @property
     def enrolled(self) -> EnrollmentState:
@@ -287,7 +290,10 @@ class Weigher:
                 f"fitted: {error}"
             ) from error
         self._present = present
-        self.weighings = {name: method.at(state) for name, method in self.methods.items()}
+        learnt = self._learnt | {n: w.learnt for n, w in self.weighings.items() if w.learnt}
+        self.weighings = {
+            name: method.at(state, learnt.get(name)) for name, method in self.methods.items()
+        }
         self.enrollments += 1
 
     def weigh(self, replied: BoolArray) -> dict[str, RoundWeights]:
@@ -311,14 +317,16 @@ class Weigher:
         if not known.all():
             self.left_out += int((~known).sum())
             prob, rows = prob[known], rows[known]
-        replies = state.replies(opened.index, rows, prob, source)
+        replies = self._replies = state.replies(opened.index, rows, prob, source)
         return {name: weighing.weighed(replies) for name, weighing in self.weighings.items()}
 
     def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
         """Take the replies of the round, none included; return which rows are fitted on."""
         self._opened()
         taken = self.participation.close(replied)
-        self._open = None
+        if self._replies is not None:
+            self.weighings = {n: w.after(self._replies) for n, w in self.weighings.items()}
+        self._open = self._replies = None
         return taken
 
     def everyone(self, round_: Round) -> Replies:
@@ -335,8 +343,10 @@ class Weigher:
         """Return what ``restore`` needs; only between rounds."""
         if self._open is not None:
             raise InputError("A round is open: state is saved between rounds.")
-        return self.participation.state()
+        learnt = {n: w.learnt.to_arrays() for n, w in self.weighings.items() if w.learnt}
+        return self.participation.state() | ({LEARNT: learnt} if learnt else {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Put a saved state back."""
+        """Put a saved state back, before the first round."""
+        self._learnt = {n: OnlineState.of(saved) for n, saved in state.get(LEARNT, {}).items()}
         self.participation.restore(state)

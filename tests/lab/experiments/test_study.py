@@ -207,15 +207,14 @@ def test_a_failing_method_keeps_its_row_and_leaves_the_others_alone(tmp_path: Pa
     assert rows.filter(pl.col("method") == "fedavg").equals(single)
     failures = dict(rows.select(pl.concat_str("method", "seed"), "failure").iter_rows())
     assert "separate(s) selected from non-selected" in failures["fedipw0"]
-    assert "All 4 enrolled clients have z1 = 1" in failures["calibrated-quadratic0"]
-    assert "No weights on the 6 enrolled clients" in failures["calibrated-quadratic1"]
+    assert failures["calibrated-quadratic0"] is None  # targets out of reach are met softly
     assert failures["fedipw1"] is None
     lost = results.filter(pl.col("failure").is_not_null())
     assert lost["tail_excess_loss"].null_count() == lost.height
     diverged = results.filter(pl.col("scenario") == "wild")["failure"]
     assert all("diverged" in text for text in diverged)
     page = (tmp_path / "all" / "index.html").read_text()
-    assert "Calibrated, quadratic failed in 2 of 2 seeds. Seed 0: All 4 enrolled" in page
+    assert "FedIPW failed in 1 of 2 seeds. Seed 0: " in page
 
 
 def test_a_run_without_limits_has_none(tmp_path: Path) -> None:

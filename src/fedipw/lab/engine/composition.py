@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from fedipw.combining.memory import ControlVariates, Memory, MemorySum
+from fedipw.combining.regression import UpdateRegression
 from fedipw.errors import InputError
 from fedipw.lab.engine.rules import RuleSettings, work_done
 from fedipw.lab.recipes import Slot
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from fedipw.lab.engine.server import ServerStep
     from fedipw.lab.recipes import Recipe
     from fedipw.numerics import FloatArray
-    from fedipw.weighting.pipeline import Weighing
-    from fedipw.weighting.weigher import Replies
+    from fedipw.weighting.balance import Balance
+    from fedipw.weighting.pipeline import Regression, Weighing
+    from fedipw.weighting.weigher import Replies, RoundWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +60,31 @@ class MemoryWeights:
         return self.weighing.state.replies(0, np.arange(len(ones)), ones, Source.NONE)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Regressed:
+    """A regression of updates and the standardised balance columns of every client."""
+
+    rule: UpdateRegression
+    columns: FloatArray  # (N, q)
+
+    @classmethod
+    def of(cls, balance: Balance, settings: Regression, size: int) -> Regressed:
+        """Return it before the first round, for a model of ``size`` parameters."""
+        columns = balance.standardised()
+        rule = UpdateRegression(
+            size, moments=columns.shape[1], main=balance.main, settings=settings
+        )
+        return cls(rule, columns)
+
+    def step(
+        self, trainer: Trainer, task: RoundWork, weights: RoundWeights, scale: FloatArray | None
+    ) -> FloatArray:
+        """Return what takes the place of the weighted sum, (P,); ``scale`` (m,) is of updates."""
+        by = 1.0 if scale is None else scale
+        b = self.columns[task.clients]
+        return self.rule.step(weights, b, lambda rows: trainer.sums(task, rows * by))
+
+
 @final
 @dataclass(eq=False)
 class Composition:
@@ -71,6 +98,7 @@ class Composition:
     memory: Memory | None = None  # what it remembers
     memory_weights: MemoryWeights | None = None  # under which enrollment weights
     reply_scale: float = 1.0  # of the replies' weights where memory has a use of them
+    regression: Regressed | None = None  # of updates on balance columns (O20)
     _mean_work: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +112,7 @@ class Composition:
         settings: RuleSettings,
         start: FloatArray,
         memory_weights: MemoryWeights | None = None,
+        regression: Regressed | None = None,
     ) -> Composition:
         """Return a method's composition; one with memory needs weights for it."""
         memory = None
@@ -100,6 +129,7 @@ class Composition:
             memory=memory,
             memory_weights=None if memory is None else memory_weights,
             reply_scale=memory_weights.scale if memory_weights and recipe.weighs_replies else 1.0,
+            regression=regression,
         )
 
     def begin(self, trainer: Trainer, task: RoundWork) -> None:
@@ -125,11 +155,14 @@ class Composition:
         """Whether clients that do more local steps count for more."""
         return not (self.evened or isinstance(self.memory, ControlVariates))
 
-    def total(self, trainer: Trainer, task: RoundWork, weights: FloatArray) -> MemorySum:
+    def total(self, trainer: Trainer, task: RoundWork, given: RoundWeights) -> MemorySum:
         """Return what takes the place of the weighted sum in (O3), (P,)."""
+        weights = given.weights
         task = replace(task, proximal=self.proximal)
         scale = self._scale(task, trainer, weights)
         if self.memory is None or self.memory_weights is None:
+            if self.regression is not None:
+                return MemorySum(total=self.regression.step(trainer, task, given, scale))
             reached = weights if scale is None else weights * scale
             return MemorySum(total=trainer.total(task, reached))
         task = replace(task, corrections=self.memory.corrections(task.clients))
@@ -151,9 +184,11 @@ class Composition:
 
     def state(self) -> dict[str, Any]:
         """Return the memory, if any."""
-        return {} if self.memory is None else self.memory.state()
+        kept = self.memory or (self.regression and self.regression.rule)
+        return kept.state() if kept else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved memory back."""
-        if self.memory is not None:
-            self.memory.restore(state)
+        kept = self.memory or (self.regression and self.regression.rule)
+        if kept:
+            kept.restore(state)

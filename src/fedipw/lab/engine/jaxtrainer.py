@@ -70,7 +70,7 @@ class Lanes(NamedTuple):
     steps: Any  # (C,) K_i, 0 where a place is empty
     drawn: Any  # (C, K, batch) rows of each step, -1 for none; None for full gradients
     corrections: Any  # (C, P) or None
-    weights: Any  # (C,) 0 where a place is empty; None where updates are kept apart
+    weights: Any  # (C, k) 0 where a place is empty; None where updates are kept apart
 
 
 class Job(NamedTuple):
@@ -111,17 +111,18 @@ class LocalProblem:
     piece: int  # rows of a full gradient taken at once
     pieces: bool  # whether some client has more than one piece
 
-    def total(self, data: Data, job: Job) -> jax.Array:
-        """Return the weighted sum of updates, (P,)."""
-        start = self.tree(job.theta)
+    def sums(self, data: Data, job: Job) -> jax.Array:
+        """Return weighted sums of updates, (k, P)."""
+        start, count = self.tree(job.theta), job.lanes.weights.shape[1]
 
         def add(i: Any, sums: Params) -> Params:
             lanes = self._lanes(job.lanes, i)
             moved = self._moved(data, job, start, lanes)
             return jax.tree.map(lambda s, d: s + _weighted(lanes.weights, d), sums, moved)
 
-        zero = jax.tree.map(jnp.zeros_like, start)
-        return ravel_pytree(lax.fori_loop(0, job.blocks, add, zero))[0]
+        zero = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), start)
+        found = lax.fori_loop(0, job.blocks, add, zero)
+        return jax.vmap(lambda one: ravel_pytree(one)[0])(found)
 
     def updates(self, data: Data, job: Job) -> jax.Array:
         """Return each client's update, (C, P); zero where a place is empty."""
@@ -207,7 +208,7 @@ class LocalProblem:
 
 def _weighted(weights: jax.Array, updates: jax.Array) -> jax.Array:
     # at full precision: devices that shorten products would blur the weights
-    return jnp.tensordot(weights, updates, 1, precision=lax.Precision.HIGHEST)
+    return jnp.tensordot(weights.T, updates, 1, precision=lax.Precision.HIGHEST)
 
 
 def row_values(
@@ -310,7 +311,7 @@ class JaxTrainer:
         problem = LocalProblem(
             self._loss, self._penalty, rule, self._tree, self.block, piece, largest > piece
         )
-        self._total, self._updates = jax.jit(problem.total), jax.jit(problem.updates)
+        self._sums, self._updates = jax.jit(problem.sums), jax.jit(problem.updates)
         self._values = jax.jit(partial(row_values, self._tree), static_argnums=0)
 
     def _arrays(self) -> Iterator[NDArray[Any]]:
@@ -343,14 +344,19 @@ class JaxTrainer:
 
     def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
         """Return the weighted sum of updates, (P,), none of them kept."""
-        weights = np.asarray(weights, dtype=np.float64)
-        check_rows(len(task.clients), weights=weights)
-        total, size = np.zeros(len(self._start)), len(task.clients)
-        shares = _SHARES if len(total) <= _SHARED_PARAMETERS else 1
+        total: FloatArray = self.sums(task, np.asarray(weights)[None, :])[0]
+        return total
+
+    def sums(self, task: RoundWork, weights: FloatArray) -> FloatArray:
+        """Return weighted sums of updates, (k, P), for rows of weights, (k, m)."""
+        columns = np.ascontiguousarray(np.asarray(weights, dtype=np.float64).T)
+        check_rows(len(task.clients), weights=columns)
+        total, size = np.zeros((columns.shape[1], len(self._start))), len(task.clients)
+        shares = _SHARES if total.size <= _SHARED_PARAMETERS else 1
         most = -(-size // shares // self.block) * self.block
-        jobs = (job for job, _ in self._jobs(task, weights, most))
+        jobs = (job for job, _ in self._jobs(task, columns, most))
         while mine := list(islice(jobs, shares)):  # drawn as they are needed, not all at once
-            parts = np.zeros((len(mine), len(total)))
+            parts = np.zeros((len(mine), *total.shape))
             over_ranges(len(mine), partial(self._fill, parts, mine), work=np.inf)
             total += parts.sum(axis=0)
         return total
@@ -358,7 +364,7 @@ class JaxTrainer:
     def _fill(self, parts: FloatArray, jobs: list[Job], first: int, last: int) -> None:
         with self._precision():
             for k in range(first, last):
-                parts[k] = np.asarray(self._total(self._data, jobs[k]))
+                parts[k] = np.asarray(self._sums(self._data, jobs[k]))
 
     def losses(self, theta: FloatArray, clients: IntArray | None = None) -> FloatArray:
         """Return f_i, mean loss and penalty, of these clients or of all, (N,)."""
@@ -400,8 +406,8 @@ class JaxTrainer:
             raise InputError(f"A call has at least one client, not {clients}.")
         task = RoundWork(clients=np.zeros(clients, np.int64), theta=self._start, key=0)
         with self._precision():
-            job, _ = next(self._jobs(task, np.zeros(clients)))
-            found: Any = self._total.lower(self._data, job).compile().memory_analysis()
+            job, _ = next(self._jobs(task, np.zeros((clients, 1))))
+            found: Any = self._sums.lower(self._data, job).compile().memory_analysis()
         sent = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(job))
         return int(found.temp_size_in_bytes + found.output_size_in_bytes + sent)
 

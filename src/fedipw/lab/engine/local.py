@@ -190,11 +190,11 @@ def _partial_sums(
     size = job.theta.size
     y = np.empty(size)
     for c in range(first, last):
-        part = parts[c]
         for i in range(c * _CHUNK, min(job.clients.size, (c + 1) * _CHUNK)):
             _local_model(data, job, i, y)
-            for j in range(size):
-                part[j] += weights[i] * (y[j] - job.theta[j])
+            for k in range(len(weights)):
+                for j in range(size):
+                    parts[c, k, j] += weights[k, i] * (y[j] - job.theta[j])
 
 
 @compiled
@@ -272,6 +272,9 @@ class Trainer(Protocol):
     def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
         """Return the weighted sum of updates, (P,), none of them kept."""
 
+    def sums(self, task: RoundWork, weights: FloatArray) -> FloatArray:
+        """Return weighted sums of updates, (k, P), for rows of weights, (k, m)."""
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -307,12 +310,17 @@ class LogisticTrainer:
 
     def total(self, task: RoundWork, weights: FloatArray) -> FloatArray:
         """Return the weighted sum of updates in (O3) without keeping any of them, (d + 1,)."""
-        check_rows(len(task.clients), weights=weights)
-        job = self._job(task)
-        parts = np.zeros((-(-len(task.clients) // _CHUNK), len(task.theta)))
+        total: FloatArray = self.sums(task, np.asarray(weights)[None, :])[0]
+        return total
+
+    def sums(self, task: RoundWork, weights: FloatArray) -> FloatArray:
+        """Return weighted sums of updates, (k, d + 1), for rows of weights, (k, m)."""
+        check_rows(len(task.clients), weights=weights.T)
+        job, rows = self._job(task), np.ascontiguousarray(weights, dtype=np.float64)
+        parts = np.zeros((-(-len(task.clients) // _CHUNK), len(rows), len(task.theta)))
         over_ranges(
             len(parts),
-            lambda a, b: _partial_sums(self._data, job, weights, parts, a, b),
+            lambda a, b: _partial_sums(self._data, job, rows, parts, a, b),
             work=self._operations(job),
         )
         total: FloatArray = parts.sum(axis=0)

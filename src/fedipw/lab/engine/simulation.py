@@ -200,7 +200,7 @@ class Simulation:
             for position, name in enumerate(self._methods):
                 weights = given[self._methods[name].weights]
                 mine = replace(task, theta=before[position])
-                following[position], note = self._stepped(name, mine, weights.weights)
+                following[position], note = self._stepped(name, mine, weights)
                 weighed.append(replace(weights, note=note) if note else weights)
         if not self._keep:
             self._iterates.clear()
@@ -222,7 +222,7 @@ class Simulation:
         own = self.training.steps
         return RoundWork(clients=who, theta=theta, key=key, steps=None if own is None else own[who])
 
-    def _stepped(self, name: str, task: RoundWork, weights: FloatArray) -> tuple[FloatArray, str]:
+    def _stepped(self, name: str, task: RoundWork, weights: RoundWeights) -> tuple[FloatArray, str]:
         """Return a method's next model, and what it could not do."""
         composition = self._methods[name]
         found = composition.total(self.trainer, task, weights)
@@ -233,7 +233,7 @@ class Simulation:
             task.theta, found.total, self._moments[name], self.rounds + 1
         )
         if not np.isfinite(following).all():
-            raise DivergedError(name, self.rounds + 1, float(weights.max()))
+            raise DivergedError(name, self.rounds + 1, float(weights.weights.max()))
         return following, found.note
 
     def _add_limits(self, weigher: Weigher, draw: RoundDraw) -> None:
