@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cli import command
+from cli.command import succeeded
 from fedipw.audit.compare import paired_rates, written_audit
 from fedipw.audit.values import RateLine, RatePart
 from fedipw.tables import Ledger
@@ -53,11 +53,6 @@ def put(where: Path, seed: int, strength: float, rounds: int) -> None:
     pl.concat(losses).write_parquet(where / "loss.parquet")
 
 
-def fedipw(*arguments: object) -> None:
-    code, _, err = command.fedipw(*arguments)
-    assert code == 0, err
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("command")
@@ -65,13 +60,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         where = base / name
         where.mkdir()
         put(where, seed, strength, rounds)
-        fedipw(
+        succeeded(
             "audit", "--population", where / "people.parquet", "--rounds", where / "rounds",
             "--metrics", where / "loss.parquet", "--metric-name", "loss", "--by", "os",
             "--title", f"Keyboard model, {name}", "--out", base / f"{name}.html",
         )  # fmt: skip
     both = (base / "before.html", base / "after.html")
-    fedipw("audit", "--compare", *both, "--out", base / "compare.html")
+    succeeded("audit", "--compare", *both, "--out", base / "compare.html")
     return {name: base / f"{name}.html" for name in ("before", "after", "compare")}
 
 
