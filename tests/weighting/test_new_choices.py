@@ -19,7 +19,7 @@ from fedipw.weighting.functions import TrimReport
 from fedipw.weighting.methods import METHODS, method_named
 from fedipw.weighting.pipeline import BASES, GUARDS, Base, Guard, Probabilities
 from fedipw.weighting.weigher import EnrollmentState, Replies
-from flower.small import INSIDE, Small
+from flower.federations import INSIDE, Small
 from worlds import NONLINEAR
 
 
