@@ -48,7 +48,7 @@ DRAWS: dict[str, Callable[[np.random.Generator, int], Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What to draw; by default the first covariates of clients and rounds drive both stages."""
+    """What to draw; by default the first covariates, which are numbers then, drive both stages."""
 
     size: int = 400
     rounds: int = 12
@@ -96,7 +96,7 @@ def reply_prob(world: World, rows: pl.DataFrame) -> FloatArray:
     return _prob(rows, odds if world.reply is None else world.reply)
 
 
-def population(world: World) -> pl.DataFrame:
+def population_table(world: World) -> pl.DataFrame:
     """Return the population table."""
     rng, n = np.random.default_rng([world.seed, 1]), world.size
     own: dict[str, Any] = {"unit_id": [_unit(world.ids, k) for k in range(n)]}
@@ -140,7 +140,7 @@ def reply_metrics(world: World, log: pl.DataFrame) -> pl.DataFrame:
 
 def drawn(world: World) -> Tables:
     """Return all tables of a world."""
-    people = population(world)
+    people = population_table(world)
     tables = Tables(people, ledger_rounds(world, people))
     return replace(tables, metrics=reply_metrics(world, tables.log))
 

@@ -191,8 +191,9 @@ class Small:
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
-            metrics = {"num-examples": 5, "loss": 0.1 * int(context.node_config["k"])}
-            return Message(RecordDict({"m": MetricRecord(metrics)}), reply_to=message)
+            loss = 0.1 * int(context.node_config["k"])
+            metrics = MetricRecord({"num-examples": 5, "loss": loss})
+            return Message(RecordDict({"m": metrics}), reply_to=message)
 
         return app
 
