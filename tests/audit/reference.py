@@ -1,7 +1,9 @@
-"""The numbers of an audit by the book: plain polars, numpy and scikit-learn."""
+"""A world to audit, its audit through JSON, and the numbers by the book in scikit-learn."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,62 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from .worlds import Array, World
+from fedipw.audit.gather import audit_facts
+from fedipw.selection.coded import TableSettings
+from fedipw.selection.enrollment import enrollment_stage
+from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.steps import Formulas
+from fedipw.tables import Ledger, Missing, Population
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.replay import Plan
+from worlds import STEPS, Tables, World, drawn
+
+Array = np.ndarray[Any, Any]
+
+
+def world(seed: int = 0, *, steps: bool = False, clock: bool = False, **options: Any) -> Tables:
+    """Return a world of one step, or of three; with a clock, rounds open every five hours."""
+    odds = 0.1 + 0.8 * pl.col("z1") + 0.5 * (pl.col("os") == "ios") - 0.2 * pl.col("rooms")
+    given = World(
+        seed=seed, ids="zq{}zq", covariates=("z1", "os", "flat", "rooms"), changing=("x", "net"),
+        enrollment=odds, steps=STEPS if steps else (), hours=5 if clock else 0, **options,
+    )  # fmt: skip
+    return drawn(given)
+
+
+def planned(
+    method: str = "fedipw", *, fit: str = "past", missing: str = "error", **settings: Any
+) -> Plan:
+    return Plan(
+        method=method_named(method),
+        formulas=Formulas(missing=Missing(missing)),
+        settings=ParticipationSettings(window=Window(fit), **settings),
+    )
+
+
+def gathered(
+    given: Tables,
+    where: Path,
+    plan: Plan,
+    *,
+    ledger: bool = True,
+    targets: dict[str, float] | None = None,
+    population_size: float | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return the audit of a world, through JSON without any number that is not finite."""
+    given.write(where)
+    rounds = Ledger(where / "rounds")
+    people = Population(where / "people.parquet")
+    if targets is not None:
+        people = Population.from_totals(where / "enrolled.parquet", targets, population_size)
+    settings = TableSettings(missing=plan.formulas.missing)
+    stage = enrollment_stage(people, settings=settings, later=rounds.covariates)
+    audit = audit_facts(stage, rounds if ledger else None, plan, **options)
+    assert audit.metric is None
+    assert audit.verdict is None
+    found: dict[str, Any] = json.loads(json.dumps(audit.to_json(), allow_nan=False))
+    return found
 
 
 def design(frame: pl.DataFrame, *, log: bool) -> tuple[list[str], Array]:
@@ -50,7 +107,7 @@ class StepTruth:
     last_on: Array | None  # rows of the last fit
 
 
-def step_truth(given: World, label: str, among: str | None, *, log: bool, fit: str) -> StepTruth:
+def step_truth(given: Tables, label: str, among: str | None, *, log: bool, fit: str) -> StepTruth:
     known = given.people.drop("enrolled")
     rows = [
         (t if among is None else t.filter(among)).join(known, on="unit_id", maintain_order="left")
@@ -80,7 +137,7 @@ def step_truth(given: World, label: str, among: str | None, *, log: bool, fit: s
     return StepTruth(rows, y, prob, constant, last, last_on)
 
 
-def truths(given: World, fit: str) -> dict[str, StepTruth]:
+def truths(given: Tables, fit: str) -> dict[str, StepTruth]:
     if "available" not in given.rounds[0].columns:
         return {"participation": step_truth(given, "replied", None, log=True, fit=fit)}
     return {
@@ -89,7 +146,7 @@ def truths(given: World, fit: str) -> dict[str, StepTruth]:
     }
 
 
-def enrollment_prob(given: World) -> tuple[LogisticRegression, Array, Array]:
+def enrollment_prob(given: Tables) -> tuple[LogisticRegression, Array, Array]:
     _, Z = design(given.people, log=False)
     model = fitted(Z, given.people["enrolled"].to_numpy())
     return model, Z, model.predict_proba(Z)[:, 1]
@@ -135,7 +192,7 @@ def check_coefficients(
     close([got[n]["standard_error"] for n in names], errors(model, X), rtol=1e-4)
 
 
-def expected_rates(given: World, fit: str) -> list[tuple[float, float] | None]:
+def expected_rates(given: Tables, fit: str) -> list[tuple[float, float] | None]:
     """Return the expected share of replies and the ratio of each round."""
     out: list[tuple[float, float] | None] = []
     wanted = truths(given, fit)
@@ -151,7 +208,7 @@ def expected_rates(given: World, fit: str) -> list[tuple[float, float] | None]:
     return out
 
 
-def reply_probs(given: World, fit: str) -> pl.DataFrame:
+def reply_probs(given: Tables, fit: str) -> pl.DataFrame:
     """Return the participation probability of each reply, and its weight by fedipw."""
     wanted, tables = truths(given, fit), []
     for k, table in enumerate(given.rounds):
@@ -191,7 +248,7 @@ def check_weights(part: dict[str, Any], weights: Array) -> None:
     assert sum(counts) == (weights > 0).sum()
 
 
-def moments(given: World, names: Sequence[str], ids: pl.DataFrame | None) -> dict[str, Array]:
+def moments(given: Tables, names: Sequence[str], ids: pl.DataFrame | None) -> dict[str, Array]:
     """Return the columns of a group's clients, as often as they are in it."""
     rows = (
         given.people if ids is None else ids.join(given.people, on="unit_id", maintain_order="left")

@@ -24,8 +24,9 @@ from fedipw.selection.enrollment import enrollment_stage
 from fedipw.tables import Ledger, Population
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan
+from worlds import Tables
 
-from .worlds import Array
+from .reference import Array
 
 NAMES = ("z1", "z2", "z3", "z4")
 
@@ -47,18 +48,17 @@ class Selection:
 
     def put(self, Z: Array, values: Array, where: Path) -> None:
         """Write a population, a ledger and the metric of its replies."""
-        where.mkdir()
         ids = np.array([f"c{k}" for k in range(len(Z))])
         columns = {name: Z[:, j] for j, name in zip(range(Z.shape[1]), NAMES, strict=False)}
         people = pl.DataFrame({"unit_id": ids, "enrolled": self.enrolled, **columns})
-        people.write_parquet(where / "people.parquet")
-        ledger, inside, made = Ledger(where / "rounds"), ids[self.enrolled], []
-        for k, here in enumerate(self.replied, 1):
-            flags = {"invited": np.ones(len(inside), dtype=bool), "replied": here}
-            ledger.append(k, pl.DataFrame({"unit_id": inside, **flags}))
-            told = {"round": np.full(here.sum(), k), "value": values[self.enrolled][here]}
-            made.append(pl.DataFrame({"unit_id": inside[here], **told}))
-        pl.concat(made).write_parquet(where / "loss.parquet")
+        row = pl.DataFrame({"unit_id": ids[self.enrolled], "value": values[self.enrolled]})
+        rounds = [
+            row.select("unit_id", round=pl.lit(k), invited=True, replied=pl.Series(here))
+            for k, here in enumerate(self.replied, 1)
+        ]
+        tables = Tables(people, rounds)
+        metrics = tables.replies.join(row, on="unit_id", maintain_order="left")
+        replace(tables, metrics=metrics).write(where)
 
 
 def audited(where: Path) -> Audit:

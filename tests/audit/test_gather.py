@@ -1,6 +1,7 @@
 """Every number of a gathered audit against plain polars, numpy and scikit-learn."""
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+
+from cli.command import succeeded
 
 from .reference import (
     check_coefficients,
@@ -17,11 +20,13 @@ from .reference import (
     design,
     enrollment_prob,
     expected_rates,
+    gathered,
     moments,
+    planned,
     reply_probs,
     truths,
+    world,
 )
-from .worlds import World, fedipw, gathered, planned, world
 
 
 @pytest.mark.parametrize("fit", ["past", "pooled", "same-round"])
@@ -134,10 +139,8 @@ def test_weights_and_balance_are_those_of_the_groups(tmp_path: Path) -> None:
 def test_overlap_counts_small_probabilities_and_parts_nobody_is_enrolled_in(tmp_path: Path) -> None:
     given = world(4)
     gone = (pl.col("os") == "web") & pl.col("rooms").is_in([1, 2])
-    people = given.people.with_columns(enrolled=pl.col("enrolled") & ~gone)
-    kept = people.filter("enrolled")["unit_id"]
-    rounds = tuple(t.filter(pl.col("unit_id").is_in(kept.implode())) for t in given.rounds)
-    given = World(people, rounds)
+    given = given.kept(~gone)
+    people = given.people
     found = gathered(given, tmp_path, planned(), threshold=0.2, min_cell=10)["overlap"]
     prob = enrollment_prob(given)[2]
     pi = prob[people["enrolled"].to_numpy()]
@@ -219,22 +222,18 @@ def test_a_number_is_cut_into_the_same_fifths_wherever_the_page_shows_it(
 ) -> None:
     given = world(17, size=900)
     top = float(given.people["z1"].quantile(0.8) or 0.0)
-    people = given.people.with_columns(enrolled=pl.col("enrolled") & (pl.col("z1") <= top))
-    inside = pl.col("unit_id").is_in(people.filter("enrolled")["unit_id"].implode())
-    given = World(people, tuple(t.filter(inside) for t in given.rounds))
-    given.put(tmp_path)
+    given = given.kept(pl.col("z1") <= top)
     values = given.log.filter("replied").select("unit_id", "round", value="z1")
-    values.write_parquet(tmp_path / "m.parquet")
-    (tmp_path / "targets.csv").write_text("name,value\nz1,-0.3\n")
+    replace(given, metrics=values).write(tmp_path, targets={"z1": -0.3})
     source: dict[str, Path] = {"--population": tmp_path / "people.parquet"}
     if known == "totals":
         source = {
             "--enrolled": tmp_path / "enrolled.parquet",
             "--targets": tmp_path / "targets.csv",
         }
-    fedipw(
+    succeeded(
         "audit", *(x for pair in source.items() for x in pair), "--rounds", tmp_path / "rounds",
-        "--metrics", tmp_path / "m.parquet", "--by", "z1", "--out", tmp_path / "a.html",
+        "--metrics", tmp_path / "loss.parquet", "--by", "z1", "--out", tmp_path / "a.html",
         "--json", tmp_path / "a.json",
     )  # fmt: skip
     found = json.loads((tmp_path / "a.json").read_text())
@@ -272,7 +271,7 @@ def test_weights_are_those_of_the_command(method: str, fit: str, tmp_path: Path)
     for k in (1, 5, 12):  # rounds without replies are not fitted in
         given = given.changed(k, replied=pl.lit(value=False))
     found = gathered(given, tmp_path, planned(method, fit=fit))
-    fedipw(
+    succeeded(
         "weights", "--population", tmp_path / "people.parquet", "--rounds", tmp_path / "rounds",
         "--out", tmp_path / "w.parquet", "--scheme", method, "--participation-fit", fit,
     )  # fmt: skip

@@ -7,10 +7,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from cli.command import succeeded
 from fedipw.audit.gather import MetricRequest
 from fedipw.errors import InputError
 from fedipw.evaluation.logged import Metrics
 from fedipw.selection.saved import StageModel
+from worlds import Tables
 
 from .reference import (
     check_coefficients,
@@ -19,9 +21,11 @@ from .reference import (
     close,
     design,
     enrollment_prob,
+    gathered,
     moments,
+    planned,
+    world,
 )
-from .worlds import World, fedipw, gathered, planned, world
 
 TARGETS = {"z1": 0.1, "os[ios]": 0.3, "os[web]": 0.2}
 
@@ -77,15 +81,15 @@ def test_enrollment_that_changes_is_audited_as_of_the_last_round(tmp_path: Path)
     end = pl.Series(np.where(rng.random(n) < 0.2, 9, 99))
     people = given.people.with_columns(enrolled_from=start, enrolled_until=end)
     there = people.select("unit_id", "enrolled_from", "enrolled_until")
-    rounds = tuple(
+    rounds = [
         t.join(there, on="unit_id", maintain_order="left")
         .filter(pl.col("enrolled_from") <= k, pl.col("enrolled_until") > k)
         .drop("enrolled_from", "enrolled_until")
         for k, t in enumerate(given.rounds, 1)
-    )
-    found = gathered(World(people, rounds), tmp_path, planned())
+    ]
+    found = gathered(Tables(people, rounds), tmp_path, planned())
     last = people.with_columns(enrolled=pl.col("enrolled") & (pl.col("enrolled_until") > 12))
-    model, Z, prob = enrollment_prob(World(last, ()))
+    model, Z, prob = enrollment_prob(Tables(last))
     part = found["stages"][0]
     check_stage(part, prob, last["enrolled"].to_numpy(), ("population", "enrolled"))
     check_coefficients(part, model, Z, design(last, log=False)[0])
@@ -102,8 +106,8 @@ def test_enrollment_that_changes_is_audited_as_of_the_last_round(tmp_path: Path)
 def test_rounds_nobody_is_enrolled_in_are_lines_without_a_rate(tmp_path: Path) -> None:
     given = world(12, rounds=8)
     people = given.people.with_columns(enrolled_from=pl.lit(4))
-    rounds = tuple(t.clear() if k < 4 else t for k, t in enumerate(given.rounds, 1))
-    found = gathered(World(people, rounds), tmp_path, planned())
+    rounds = [t.clear() if k < 4 else t for k, t in enumerate(given.rounds, 1)]
+    found = gathered(Tables(people, rounds), tmp_path, planned())
     for line in found["rounds"][:3]:
         assert line["reply_rate"] is line["expected_rate"] is line["weight_sum"] is None
         assert (line["enrolled"], line["skipped"]) == (0.0, 1)
@@ -121,7 +125,7 @@ def test_missing_values_under_drop_are_left_out_and_counted(tmp_path: Path) -> N
         3, x=pl.when(pl.int_range(pl.len()) % 3 == 0).then(None).otherwise(pl.col("x"))
     )
     found = gathered(given, tmp_path, planned(missing="drop"))
-    known = World(people.drop_nulls("z1"), given.rounds)
+    known = Tables(people.drop_nulls("z1"), given.rounds)
     enrollment, part = found["stages"]
     _, _, prob = enrollment_prob(known)
     check_stage(enrollment, prob, known.people["enrolled"].to_numpy(), ("population", "enrolled"))
@@ -146,12 +150,9 @@ def test_missing_values_under_drop_are_left_out_and_counted(tmp_path: Path) -> N
 
 def test_a_level_nobody_enrolled_in_parts_the_classes_and_is_named(tmp_path: Path) -> None:
     given = world(14)
-    people = given.people.with_columns(enrolled=pl.col("enrolled") & (pl.col("os") != "web"))
-    ids = people.filter("enrolled")["unit_id"]
-    rounds = tuple(t.filter(pl.col("unit_id").is_in(ids.implode())) for t in given.rounds)
-    given = World(people, rounds)
+    given = given.kept(pl.col("os") != "web")
     found = gathered(given, tmp_path, planned("fedipw"))
-    web = people.filter(os="web").height
+    web = given.people.filter(os="web").height
     assert {"name": "os = web", "population": web} in found["overlap"]["empty"]
     assert found["overlap"]["smallest_prob"] is None
     assert found["settings"]["scheme"] == "participation-only"
@@ -179,7 +180,7 @@ def test_many_rounds_are_merged_evenly(tmp_path: Path) -> None:
 def test_saved_models_are_checked_as_they_are(tmp_path: Path) -> None:
     given = world(16, steps=True)
     pooled = gathered(given, tmp_path, planned(fit="pooled"))
-    fedipw(
+    succeeded(
         "weights", "--population", tmp_path / "people.parquet", "--rounds", tmp_path / "rounds",
         "--out", tmp_path / "w.parquet", "--participation-fit", "pooled",
         "--save-models", tmp_path / "models",

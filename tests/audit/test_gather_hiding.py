@@ -25,6 +25,7 @@ from fedipw.selection.steps import Formulas
 from fedipw.tables import Ledger, Population, Targets
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan
+from worlds import Tables
 
 Array = np.ndarray[Any, Any]
 
@@ -63,10 +64,7 @@ def audit_of(
 ) -> Audit:
     with tempfile.TemporaryDirectory() as directory:
         where = Path(directory)
-        people.write_parquet(where / "people.parquet")
-        ledger = Ledger(where / "rounds")
-        for k, one in enumerate(rounds, 1):
-            ledger.append(k, one)
+        Tables(people, rounds).write(where)
         # with a penalty, since levels of one client part the classes
         plan = Plan(
             method=method_named("fedipw"),
@@ -78,7 +76,7 @@ def audit_of(
         formula = "place + kids + rare + z"
         settings = TableSettings(estimator=Newton(1.0))
         stage = enrollment_stage(Population(where / "people.parquet"), formula, settings=settings)
-        return audit_facts(stage, ledger, plan, min_cell=min_cell)
+        return audit_facts(stage, Ledger(where / "rounds"), plan, min_cell=min_cell)
 
 
 def counts(found: dict[str, Any]) -> Iterator[tuple[str, int]]:

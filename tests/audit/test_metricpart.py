@@ -15,31 +15,31 @@ from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
 from fedipw.evaluation.logged import LoggedSample, Metrics, logged_two_phase
 from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
 from fedipw.tables import Ledger, Population
+from worlds import Tables
 
 from .handmade import FAIR, WORTH, answer
-from .worlds import World, planned, world
+from .reference import planned, world
 
 
-def reported(given: World, value: pl.Expr) -> pl.DataFrame:
+def reported(given: Tables, value: pl.Expr) -> pl.DataFrame:
     """Return a value for each reply, of what is known of the client."""
     return given.log.filter("replied").select("unit_id", "round", value.cast(float).alias("value"))
 
 
 def sampled(
-    given: World,
+    given: Tables,
     where: Path,
     metrics: pl.DataFrame,
     targets: dict[str, float] | None = None,
     method: str = "fedipw",
 ) -> tuple[LoggedSample, EnrollmentStage]:
-    given.put(where)
+    replace(given, metrics=metrics).write(where)
     ledger = Ledger(where / "rounds")
     people = Population(where / "people.parquet")
     if targets is not None:
         people = Population.from_totals(where / "enrolled.parquet", targets)
     stage = enrollment_stage(people, later=ledger.covariates)
-    metrics.write_parquet(where / "m.parquet")
-    values = Metrics.read(where / "m.parquet")
+    values = Metrics.read(where / "loss.parquet")
     return logged_two_phase(stage, ledger, values, planned(method)), stage
 
 

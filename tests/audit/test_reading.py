@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from cli.command import succeeded
 from fedipw.tables.ledger import Ledger
+from worlds import Tables
 
-from .worlds import World, fedipw, world
+from .reference import world
 
 ROUNDS = 12
 SAMPLED = {1, 2, 4, 5, 7, 8, 10, 12}  # eight rounds, evenly
@@ -30,16 +33,15 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return found
 
 
-def put(given: World, where: Path) -> tuple[object, ...]:
+def put(given: Tables, where: Path) -> tuple[object, ...]:
     """Write a world with a metric and return the options that name its files."""
-    given.put(where)
     values = given.log.filter("replied").select("unit_id", "round", value="z1")
-    values.write_parquet(where / "m.parquet")
+    replace(given, metrics=values).write(where)
     return "--population", where / "people.parquet", "--rounds", where / "rounds"
 
 
-def without_columns(given: World) -> World:
-    return World(given.people, tuple(table.drop("x", "net") for table in given.rounds))
+def without_columns(given: Tables) -> Tables:
+    return Tables(given.people, [table.drop("x", "net") for table in given.rounds])
 
 
 @pytest.mark.parametrize("steps", [False, True])
@@ -49,10 +51,10 @@ def test_an_audit_reads_a_round_once_or_twice_whatever_the_metric(
 ) -> None:
     given = without_columns(world(3, rounds=ROUNDS, steps=steps))
     files = (*put(given, tmp_path), "--out", tmp_path / "a.html", "--participation-fit", fit)
-    metric = ("--metrics", tmp_path / "m.parquet")
+    metric = ("--metrics", tmp_path / "loss.parquet")
     for asked in ((), metric, (*metric, "--by", "os", "--by", "rooms", "--by", "round")):
         reads.clear()
-        fedipw("audit", *files, *asked)
+        succeeded("audit", *files, *asked)
         assert reads == dict.fromkeys(range(1, ROUNDS + 1), times)
 
 
@@ -61,8 +63,8 @@ def test_columns_of_the_ledger_are_cut_by_a_look_at_eight_rounds(
     fit: str, times: int, reads: Counter[int], tmp_path: Path
 ) -> None:
     files = put(world(4, rounds=ROUNDS), tmp_path)
-    metric = ("--metrics", tmp_path / "m.parquet", "--by", "os")
-    fedipw("audit", *files, "--out", tmp_path / "a.html", "--participation-fit", fit, *metric)
+    metric = ("--metrics", tmp_path / "loss.parquet", "--by", "os")
+    succeeded("audit", *files, "--out", tmp_path / "a.html", "--participation-fit", fit, *metric)
     assert reads == {k: times + (k in SAMPLED) for k in range(1, ROUNDS + 1)}
 
 
@@ -71,5 +73,5 @@ def test_an_evaluation_reads_a_round_once(
     options: tuple[object, ...], reads: Counter[int], tmp_path: Path
 ) -> None:
     files = put(world(5, rounds=ROUNDS, steps=True), tmp_path)
-    fedipw("evaluate", *files, "--metrics", tmp_path / "m.parquet", *options)
+    succeeded("evaluate", *files, "--metrics", tmp_path / "loss.parquet", *options)
     assert reads == dict.fromkeys(range(1, ROUNDS + 1), 1)

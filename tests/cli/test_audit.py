@@ -4,55 +4,35 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import polars as pl
 import pytest
 
 from fedipw.audit.compare import written_audit
+from worlds import World
 
-from .command import fedipw
+from .command import Files, fedipw, strict_json
+
+WORLD = World(
+    size=300, rounds=6, seed=7, ids="zq-{}-qz", covariates=("age", "os"), hours=28,
+    enrollment=0.9 * pl.col("age"), metric=0.5 - 0.1 * pl.col("age"), noise=0.05,
+)  # fmt: skip
 
 
 @dataclass
-class Files:
-    """A population of 300 clients, six rounds and a loss, to be spoilt and audited."""
+class Audited(Files):
+    """The files of a world, to be spoilt and audited."""
 
-    where: Path
-    people: pl.DataFrame
-    rounds: list[pl.DataFrame]
-    loss: pl.DataFrame
-
-    @property
-    def inside(self) -> pl.DataFrame:
-        return self.people.filter("enrolled")
+    def put(self, kind: str = "parquet") -> Self:
+        super().put(kind)
+        self.targets("age,0.0", "os[ios],0.3")
+        return self
 
     def leave_out(self, where: pl.Expr) -> None:
         """Let nobody of a part be enrolled."""
-        self.people = self.people.with_columns(enrolled=pl.col("enrolled") & ~where)
-        kept = pl.col("unit_id").is_in(self.inside["unit_id"].implode())
-        self.rounds = [table.filter(kept) for table in self.rounds]
-        self.loss = self.loss.filter(kept)
-
-    def put(self) -> "Files":
-        self.people.write_parquet(self.where / "people.parquet")
-        self.inside.drop("enrolled").write_parquet(self.where / "enrolled.parquet")
-        self.loss.write_parquet(self.where / "loss.parquet")
-        (self.where / "targets.csv").write_text("name,value\nage,0.0\nos[ios],0.3\n")
-        (self.where / "rounds").mkdir(exist_ok=True)
-        for k, table in enumerate(self.rounds, 1):
-            table.write_parquet(self.where / "rounds" / f"round-{k:06d}.parquet")
-        return self
-
-    def given(self, source: str = "population", rounds: bool = True) -> list[object]:
-        known: list[object] = ["--population", self.where / "people.parquet"]
-        if source == "targets":
-            known = ["--enrolled", self.where / "enrolled.parquet"]
-            known += ["--targets", self.where / "targets.csv"]
-        return [*known, "--rounds", self.where / "rounds"] if rounds else known
+        vars(self).update(vars(self.kept(~where)))
 
     def run(self, *options: object, **given: Any) -> tuple[int, str, str]:
         """Return exit code, output and errors of an audit to page.html."""
@@ -64,7 +44,7 @@ class Files:
         code, printed, err = self.run("--json", self.where / "audit.json", *options, **given)
         assert code == 0, err
         page, text = ((self.where / n).read_text() for n in ("page.html", "audit.json"))
-        found: dict[str, Any] = json.loads(text, parse_constant=not_finite)
+        found = strict_json(text)
         assert written_audit(page).to_json() == found
         for place in (page, text, printed):
             assert "zq-" not in place
@@ -72,51 +52,27 @@ class Files:
         assert f"Wrote {self.where / 'page.html'} and {self.where / 'audit.json'}" in printed
         return found, printed
 
-    def bytes(self) -> dict[Path, bytes]:
-        return {p: p.read_bytes() for p in sorted(self.where.rglob("*")) if p.is_file()}
 
-
-def not_finite(text: str) -> float:
-    raise AssertionError(f"{text} in JSON")
+@pytest.fixture
+def files(tmp_path: Path) -> Audited:
+    return Audited.of(WORLD, tmp_path)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    rng, size = np.random.default_rng(7), 300
-    age, os = rng.normal(size=size), rng.choice(["android", "ios", "web"], size, p=[0.5, 0.3, 0.2])
-    ids = np.array([f"zq-{k}-qz" for k in range(size)])
-    enrolled = rng.random(size) < 1 / (1 + np.exp(-0.9 * age))
-    people = pl.DataFrame({"unit_id": ids, "enrolled": enrolled, "age": age, "os": os})
-    inside, own, rounds, losses = people.filter("enrolled"), age[enrolled], [], []
-    for k in range(1, 7):
-        x = rng.normal(size=len(own))
-        replied = rng.random(len(own)) < 1 / (1 + np.exp(0.5 - 0.5 * x - 0.5 * own))
-        opened = datetime(2026, 1, k, 4 * (k % 5))
-        columns = {"round": k, "invited": True, "opened_at": opened}
-        table = inside.select("unit_id", replied=pl.Series(replied), x=pl.Series(x))
-        table = table.with_columns(**{name: pl.lit(value) for name, value in columns.items()})
-        rounds.append(table)
-        value = 0.5 - 0.1 * own + 0.05 * rng.normal(size=len(own))
-        losses.append(table.with_columns(value=pl.Series(value)).filter("replied"))
-    told = pl.concat(losses).select("unit_id", "round", "value")
-    return Files(tmp_path, people, rounds, told)
-
-
-@pytest.fixture
-def loss(files: Files) -> tuple[object, ...]:
+def loss(files: Audited) -> tuple[object, ...]:
     return ("--metrics", files.where / "loss.parquet", "--metric-name", "loss <per> client")
 
 
 # What an audit says.
 
 
-def test_page_and_json_hold_the_same_numbers_and_no_client(files: Files) -> None:
+def test_page_and_json_hold_the_same_numbers_and_no_client(files: Audited) -> None:
     found, printed = files.put().audit("--title", "Keyboard & phone")
     assert found["title"] == "Keyboard & phone"
     assert "<h1>Keyboard &amp; phone</h1>" in (files.where / "page.html").read_text()
     assert found["sizes"]["population"] == 300.0
     assert found["sizes"]["enrolled"] == files.inside.height
-    assert found["sizes"]["replies"] == files.loss.height
+    assert found["sizes"]["replies"] == files.metrics.height
     assert [s["stage"] for s in found["stages"]] == ["enrollment", "participation"]
     assert found["metric"] is None
     assert found["verdict"]["headline"].startswith("Enrollment is biased, and weights can")
@@ -129,14 +85,14 @@ def test_page_and_json_hold_the_same_numbers_and_no_client(files: Files) -> None
     }  # fmt: skip
 
 
-def test_the_page_alone_is_written_without_json(files: Files) -> None:
+def test_the_page_alone_is_written_without_json(files: Audited) -> None:
     code, printed, err = files.put().run()
     assert code == 0, err
     assert printed.splitlines()[-1] == f"Wrote {files.where / 'page.html'}"
     assert not (files.where / "audit.json").exists()
 
 
-def test_the_same_files_give_the_same_page(files: Files) -> None:
+def test_the_same_files_give_the_same_page(files: Audited) -> None:
     files.put().run()
     first = (files.where / "page.html").read_bytes()
     files.run()
@@ -144,7 +100,7 @@ def test_the_same_files_give_the_same_page(files: Files) -> None:
 
 
 def test_a_metric_is_told_on_the_population_and_by_groups(
-    files: Files, loss: tuple[object, ...]
+    files: Audited, loss: tuple[object, ...]
 ) -> None:
     found, printed = files.put().audit(*loss, "--by", "os", "--by", "round")
     metric = found["metric"]
@@ -154,14 +110,14 @@ def test_a_metric_is_told_on_the_population_and_by_groups(
     systems = {f"os = {name}" for name in ("android", "ios", "web")}
     assert groups == {"everyone", *systems, *(f"round = {k}" for k in range(1, 7))}
     means = {e["estimator"]: e["estimate"] for e in metric["estimates"] if e["group"] == "everyone"}
-    assert means["plain"] == pytest.approx(files.loss["value"].mean())
+    assert means["plain"] == pytest.approx(files.metrics["value"].mean())
     assert metric["moved"] == pytest.approx(means["hajek"] - means["plain"])
     assert metric["moved"] > 2 * metric["moved_error"]  # the young do not reply, and lose more
     assert "Is weighting worth its variance here? Yes. Weighting moves loss <per> client" in printed
     assert not any("no updates or outcomes" in line for line in found["unknown"])
 
 
-def test_small_parts_are_hidden_and_counted(files: Files, loss: tuple[object, ...]) -> None:
+def test_small_parts_are_hidden_and_counted(files: Audited, loss: tuple[object, ...]) -> None:
     found, _ = files.put().audit(*loss, "--by", "os", "--min-cell", 50)
     assert found["settings"]["min_cell"] == 50
     shown = {line["group"]: line["clients"] for line in found["metric"]["estimates"]}
@@ -175,7 +131,7 @@ def test_small_parts_are_hidden_and_counted(files: Files, loss: tuple[object, ..
 
 @pytest.mark.parametrize("size", [None, 300])
 def test_totals_alone_say_what_they_cannot_tell(
-    files: Files, loss: tuple[object, ...], size: int | None
+    files: Audited, loss: tuple[object, ...], size: int | None
 ) -> None:
     sized = () if size is None else ("--population-size", size)
     found, _ = files.put().audit(*sized, *loss, source="targets")
@@ -190,7 +146,7 @@ def test_totals_alone_say_what_they_cannot_tell(
     assert any("A population table" in step for step in found["verdict"]["next_steps"])
 
 
-def test_without_rounds_there_is_enrollment_and_the_rest_is_unknown(files: Files) -> None:
+def test_without_rounds_there_is_enrollment_and_the_rest_is_unknown(files: Audited) -> None:
     found, printed = files.put().audit(rounds=False)
     assert [s["stage"] for s in found["stages"]] == ["enrollment"]
     assert found["rounds"] == []
@@ -205,7 +161,7 @@ BOOSTING = ("--classifier", "boosting", "--folds", 3)
 
 @pytest.mark.parametrize("fit", ["past", "pooled"])
 def test_a_classifier_has_no_coefficients_and_its_metric_is_that_of_an_evaluation(
-    files: Files, loss: tuple[object, ...], fit: str
+    files: Audited, loss: tuple[object, ...], fit: str
 ) -> None:
     found, _ = files.put().audit(*loss, "--participation-fit", fit, *BOOSTING)
     assert [s["stage"] for s in found["stages"]] == ["enrollment", "participation"]
@@ -235,7 +191,7 @@ def test_a_classifier_has_no_coefficients_and_its_metric_is_that_of_an_evaluatio
 # Where enrollment does not reach.
 
 
-def test_a_level_with_nobody_enrolled_is_said_plainly(files: Files) -> None:
+def test_a_level_with_nobody_enrolled_is_said_plainly(files: Audited) -> None:
     files.leave_out(pl.col("os") == "web")
     found, printed = files.put().audit()
     web = files.people.filter(os="web").height
@@ -251,7 +207,7 @@ def test_a_level_with_nobody_enrolled_is_said_plainly(files: Files) -> None:
 
 
 def test_a_metric_without_a_model_of_enrollment_is_left_out_with_a_note(
-    files: Files, loss: tuple[object, ...]
+    files: Audited, loss: tuple[object, ...]
 ) -> None:
     files.leave_out(pl.col("os") == "web")
     found, _ = files.put().audit(*loss)
@@ -265,7 +221,7 @@ def test_a_metric_without_a_model_of_enrollment_is_left_out_with_a_note(
 @pytest.mark.parametrize("scheme", ["fedipw", "participation-only"])
 @pytest.mark.parametrize("rounds", [True, False])
 def test_a_level_too_small_to_show_is_not_named_where_it_leaves_no_model(
-    files: Files, scheme: str, rounds: bool
+    files: Audited, scheme: str, rounds: bool
 ) -> None:
     tiny = pl.int_range(pl.len()) < 4
     files.people = files.people.with_columns(os=pl.when(tiny).then(pl.lit("zq-os")).otherwise("os"))
@@ -275,7 +231,7 @@ def test_a_level_too_small_to_show_is_not_named_where_it_leaves_no_model(
     assert found["overlap"]["empty_small"] == 1
 
 
-def test_strict_ends_in_code_four_and_leaves_nothing(files: Files) -> None:
+def test_strict_ends_in_code_four_and_leaves_nothing(files: Audited) -> None:
     found, _ = files.put().audit()
     least = found["overlap"]["smallest_prob"]
     assert files.run("--strict", least * 0.5)[0] == 0
@@ -289,13 +245,13 @@ def test_strict_ends_in_code_four_and_leaves_nothing(files: Files) -> None:
     "where",
     [pl.col("os") == "web", (pl.col("os") == "web") & (pl.col("age") < 9), pl.col("age") < 0],
 )
-def test_strict_refuses_parts_that_cannot_enroll(files: Files, where: pl.Expr) -> None:
+def test_strict_refuses_parts_that_cannot_enroll(files: Audited, where: pl.Expr) -> None:
     files.leave_out(where)
     refused(files.put(), ("smallest enrollment probability of the population is 0,",), 4,
             "--strict", 1e-6)  # fmt: skip
 
 
-def test_targets_nobody_can_meet_end_in_code_three(files: Files) -> None:
+def test_targets_nobody_can_meet_end_in_code_three(files: Audited) -> None:
     files.put()
     (files.where / "targets.csv").write_text("name,value\nage,50\n")
     refused(files, ("age = 50",), 3, source="targets")
@@ -305,18 +261,18 @@ def test_targets_nobody_can_meet_end_in_code_three(files: Files) -> None:
 
 
 def refused(
-    files: Files, words: tuple[str, ...], code: int, *options: object, **given: Any
+    files: Audited, words: tuple[str, ...], code: int, *options: object, **given: Any
 ) -> None:
-    before = files.bytes()
+    before = files.listing()
     got, printed, err = files.run("--json", files.where / "audit.json", *options, **given)
     assert (got, printed) == (code, ""), err
     assert "Traceback" not in err
     for text in words:
         assert text in err, err
-    assert files.bytes() == before
+    assert files.listing() == before
 
 
-Spoil = Callable[[Files], object]
+Spoil = Callable[[Audited], object]
 
 
 def _people(**named: pl.Expr) -> Spoil:
@@ -324,7 +280,7 @@ def _people(**named: pl.Expr) -> Spoil:
 
 
 def _loss(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Spoil:
-    return lambda f: setattr(f, "loss", change(f.loss))
+    return lambda f: setattr(f, "metrics", change(f.metrics))
 
 
 def _round(index: int, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Spoil:
@@ -335,7 +291,7 @@ def _first(column: str, value: Any) -> pl.Expr:
     return pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(value)).otherwise(pl.col(column))
 
 
-def nothing(_: Files) -> None:
+def nothing(_: Audited) -> None:
     pass
 
 
@@ -383,7 +339,7 @@ REFUSED: dict[str, tuple[Spoil, tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_ends_in_code_two_and_a_message(files: Files, case: str) -> None:
+def test_bad_input_ends_in_code_two_and_a_message(files: Audited, case: str) -> None:
     spoil, options, words = REFUSED[case]
     spoil(files)
     refused(files.put(), words, 2, *(option.format(files.where) for option in options))

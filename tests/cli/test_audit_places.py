@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 
 from fedipw.cli import main
-from fedipw.tables import Ledger
+from worlds import World, drawn
+
+from .command import contents
 
 Capture = pytest.CaptureFixture[str]
 
@@ -28,18 +29,10 @@ def fedipw(*arguments: object) -> int:
 
 
 def put(where: Path, strength: float) -> None:
-    """Write a population, its enrolled and a ledger of three rounds."""
-    rng = np.random.default_rng(3)
-    age = rng.normal(size=200)
-    enrolled = rng.random(200) < 1 / (1 + np.exp(-strength * age))
-    people = pl.DataFrame({"unit_id": np.arange(200), "enrolled": enrolled, "age": age})
-    people.write_parquet(where / "people.parquet")
-    people.filter("enrolled").write_parquet(where / "enrolled.parquet")
-    (where / "targets.csv").write_text("name,value\nage,0.0\n")
-    ids, ledger = people.filter("enrolled")["unit_id"], Ledger(where / "rounds")
-    for index in range(1, 4):
-        flags = {"invited": np.ones(len(ids), dtype=bool), "replied": rng.random(len(ids)) < 0.5}
-        ledger.append(index, pl.DataFrame({"unit_id": ids, **flags}))
+    """Write a population, its enrolled and a ledger of three rounds in which half reply."""
+    odds = strength * pl.col("age")
+    world = World(size=200, rounds=3, seed=3, changing=(), enrollment=odds, reply=pl.lit(0.0))
+    drawn(world).write(where, targets={"age": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +40,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the pages and JSON files of two audits, before and after."""
     base = tmp_path_factory.mktemp("made")
     for name, strength in (("before", 1.0), ("after", 0.2)):
-        (base / name).mkdir()
         put(base / name, strength)
         given = ("--population", base / name / "people.parquet", "--rounds", base / name / "rounds")
         out = ("--out", base / f"{name}.html", "--json", base / f"{name}.json", "--title", name)
@@ -59,10 +51,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files(tmp_path: Path) -> Path:
     put(tmp_path, 0.8)
     return tmp_path
-
-
-def bytes_of(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # Two audits side by side.
@@ -183,12 +171,12 @@ def test_nothing_but_out_goes_with_compare(
 
 
 def test_a_comparison_does_not_write_over_what_it_compares(made: Path, capsys: Capture) -> None:
-    before = bytes_of(made)
+    before = contents(made)
     pair = (made / "before.html", made / "after.json")
     for out in pair:
         assert fedipw("--compare", *pair, "--out", out) == 2
         assert "is an input: write it elsewhere" in capsys.readouterr().err
-    assert bytes_of(made) == before
+    assert contents(made) == before
 
 
 # Places to write to.
@@ -219,7 +207,7 @@ def test_page_and_json_are_written_together_where_they_may_or_not_at_all(
     files: Path, capsys: Capture, option: str, source: str, place: str, words: str
 ) -> None:
     (files / "page.html").write_text("mine")
-    before = bytes_of(files)
+    before = contents(files)
     bad = files / place.format(files.name)
     places = {"--out": files / "page.html", "--json": files / "new.json"} | {option: bad}
     options = [text for pair in places.items() for text in pair]
@@ -227,7 +215,7 @@ def test_page_and_json_are_written_together_where_they_may_or_not_at_all(
     err = capsys.readouterr().err
     assert str(bad) in err
     assert words in err
-    assert bytes_of(files) == before
+    assert contents(files) == before
 
 
 def test_page_and_json_need_a_file_each(files: Path, capsys: Capture) -> None:
@@ -249,10 +237,10 @@ def test_a_table_in_parts_gets_no_part_more(files: Path, capsys: Capture) -> Non
 def test_a_failed_audit_leaves_the_last_page_as_it_was(files: Path, capsys: Capture) -> None:
     (files / "page.html").write_text("mine")
     (files / "rounds" / "round-000002.parquet").unlink()
-    before = bytes_of(files)
+    before = contents(files)
     assert fedipw(*given(files), "--out", files / "page.html") == 2
     assert "round 2 is missing" in capsys.readouterr().err
-    assert bytes_of(files) == before
+    assert contents(files) == before
 
 
 @pytest.mark.parametrize("name", ["enrolled", "unit_id"])

@@ -12,9 +12,9 @@ import pytest
 from fedipw.evaluation.estimators import HajekMean, population_means
 from fedipw.evaluation.phases import KnownEnrollment
 from fedipw.evaluation.sample import TwoPhase
+from worlds import MEASURED
 
-from .command import fedipw
-from .evaluate_files import Files, drawn_files
+from .command import Files, fedipw
 
 COLUMNS = [
     "group", "estimator", "estimate", "se", "low", "high", "confidence", "effective_sample_size",
@@ -24,7 +24,7 @@ COLUMNS = [
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    return drawn_files(tmp_path)
+    return Files.of(MEASURED, tmp_path)
 
 
 def line(found: dict[str, Any], estimator: str, group: str = "everyone") -> dict[str, Any]:
@@ -36,7 +36,7 @@ def line(found: dict[str, Any], estimator: str, group: str = "everyone") -> dict
 def test_the_table_says_what_was_found(files: Files) -> None:
     files.put()
     before = files.listing()
-    code, out, err = files.run("--by", "rich", "--sensitivity", 2, "--conclusion", 0.5)
+    code, out, err = files.evaluate("--by", "rich", "--sensitivity", 2, "--conclusion", 0.5)
     assert (code, err) == (0, "")
     for words in ("everyone", "plain", "HT", "hajek", "greg", "rich = yes", "eff. n",
                   "Weighting moves the mean by", "move the odds of enrollment by up to 2",
@@ -53,7 +53,7 @@ def test_a_classifier_gives_weights_as_the_weights_command_does_and_known_probab
     files: Files, scheme: str
 ) -> None:
     files.put()
-    found = files.found("--scheme", scheme, *BOOSTING)
+    found = files.evaluated("--scheme", scheme, *BOOSTING)
     code, _, err = fedipw(
         "weights", "--population", files.where / "people.parquet", "--rounds",
         files.where / "rounds", "--out", files.where / "w.parquet", "--scheme", scheme,
@@ -69,8 +69,8 @@ def test_a_classifier_gives_weights_as_the_weights_command_does_and_known_probab
     by = "enrollment and participation" if scheme == "fedipw" else "participation"
     (note,) = (n for n in found["notes"] if "classifier" in n)
     assert note.startswith(f"Probabilities of {by} are by a classifier and taken as known")
-    assert note in files.run("--scheme", scheme, *BOOSTING)[1].replace("\n", " ")
-    assert not any("classifier" in n for n in files.found("--scheme", scheme)["notes"])
+    assert note in files.evaluate("--scheme", scheme, *BOOSTING)[1].replace("\n", " ")
+    assert not any("classifier" in n for n in files.evaluated("--scheme", scheme)["notes"])
     if scheme == "fedipw":  # the error is that of a sample with these probabilities
         places = {unit: k for k, unit in enumerate(files.inside["unit_id"].to_list())}
         client = both["unit_id"].replace_strict(places).to_numpy()
@@ -89,14 +89,14 @@ def test_a_classifier_gives_weights_as_the_weights_command_does_and_known_probab
 
 def test_a_jackknife_takes_the_probabilities_of_a_classifier_as_known(files: Files) -> None:
     files.put()
-    found = files.found(*BOOSTING, "--jackknife", 12)
+    found = files.evaluated(*BOOSTING, "--jackknife", 12)
     assert line(found, "hajek")["se"] > 0.0
     assert any("those of a jackknife too" in n for n in found["notes"])
 
 
 def test_json_holds_every_number(files: Files) -> None:
     files.put()
-    found = files.found("--confidence", 0.9)
+    found = files.evaluated("--confidence", 0.9)
     assert (found["method"], found["rounds"], found["population_size"]) == ("fedipw", 4, 240.0)
     names = [e["estimator"] for e in found["estimates"]]
     assert names == ["plain", "horvitz-thompson", "hajek", "greg"]
@@ -112,12 +112,12 @@ def test_json_holds_every_number(files: Files) -> None:
 def test_out_is_the_table_in_its_columns(files: Files, kind: str) -> None:
     files.put()
     out = files.where / f"means.{kind}"
-    code, printed, err = files.run("--by", "rich", "--out", out)
+    code, printed, err = files.evaluate("--by", "rich", "--out", out)
     assert code == 0, err
     assert f"Wrote {out}" in printed
     got = pl.read_csv(out) if kind == "csv" else pl.read_parquet(out)
     assert got.columns == COLUMNS
-    expected = files.found("--by", "rich")["estimates"]
+    expected = files.evaluated("--by", "rich")["estimates"]
     assert got.height == len(expected) == 12
     np.testing.assert_allclose(got["estimate"], [e["estimate"] for e in expected], rtol=1e-12)
     assert got["group"].unique(maintain_order=True).to_list() == [
@@ -127,7 +127,7 @@ def test_out_is_the_table_in_its_columns(files: Files, kind: str) -> None:
 
 def test_groups_by_a_number_in_fifths_and_by_round(files: Files) -> None:
     files.put()
-    found = files.found("--by", "age", "--by", "round")
+    found = files.evaluated("--by", "age", "--by", "round")
     names = list(dict.fromkeys(e["group"] for e in found["estimates"]))
     assert [n.split(" in ")[0] for n in names[1:6]] == ["age"] * 5
     assert names[1].startswith("age in (-inf, ")
@@ -140,16 +140,16 @@ def test_groups_by_a_number_in_fifths_and_by_round(files: Files) -> None:
 def test_sensitivity_widens_and_a_conclusion_nothing_reaches_is_null(files: Files) -> None:
     files.put()
     options = ("--sensitivity", 1, "--sensitivity", 2, "--sensitivity", 5)
-    hajek = line(files.found(), "hajek")["estimate"]
-    one, two, five = files.found(*options)["sensitivity"]
+    hajek = line(files.evaluated(), "hajek")["estimate"]
+    one, two, five = files.evaluated(*options)["sensitivity"]
     assert one["low"] == pytest.approx(hajek) == one["high"]
     assert five["low"] < two["low"] < hajek < two["high"] < five["high"]
     assert (two["odds_ratio"], two["reverses_at"]) == (2.0, None)
-    (near,) = files.found("--sensitivity", 2, "--conclusion", two["low"])["sensitivity"]
+    (near,) = files.evaluated("--sensitivity", 2, "--conclusion", two["low"])["sensitivity"]
     assert near["reverses_at"] == pytest.approx(2.0, rel=1e-6)
-    (far,) = files.found("--sensitivity", 2, "--conclusion", -1e6)["sensitivity"]
+    (far,) = files.evaluated("--sensitivity", 2, "--conclusion", -1e6)["sensitivity"]
     assert far["reverses_at"] is None
-    code, out, _ = files.run("--sensitivity", 2, "--conclusion", -1e6)
+    code, out, _ = files.evaluate("--sensitivity", 2, "--conclusion", -1e6)
     assert code == 0
     assert "No odds ratio changes the conclusion." in out
 
@@ -161,36 +161,36 @@ def test_a_contrast_is_the_mean_of_the_differences(files: Files, kind: str) -> N
     path = files.where / f"other.{kind}"
     shuffled = other.sample(fraction=1.0, shuffle=True, seed=1)
     shuffled.write_parquet(path) if kind == "parquet" else shuffled.write_csv(path)
-    both = files.found("--against", path)
+    both = files.evaluated("--against", path)
     files.metrics = files.metrics.with_columns(pl.col("value") - other["value"])
     files.put()
-    assert both["estimates"] == files.found()["estimates"]
-    code, out, _ = files.run("--against", path)
+    assert both["estimates"] == files.evaluated()["estimates"]
+    code, out, _ = files.evaluate("--against", path)
     assert code == 0
     assert "Values are differences" in out
 
 
 def test_the_mean_over_samples_and_the_jackknife(files: Files) -> None:
     files.put()
-    found = files.found("--samples", "--by", "round")
+    found = files.evaluated("--samples", "--by", "round")
     assert {e["estimator"] for e in found["estimates"]} == {"plain", "hajek"}
     told = files.metrics
     plain = np.average(told["value"].to_numpy(), weights=told["n"].to_numpy())
     assert line(found, "plain")["estimate"] == pytest.approx(plain)
-    linear, jackknife = files.found(), files.found("--jackknife", 60)
+    linear, jackknife = files.evaluated(), files.evaluated("--jackknife", 60)
     for name in ("horvitz-thompson", "hajek", "greg"):
         assert line(jackknife, name)["estimate"] == line(linear, name)["estimate"]
         ratio = line(jackknife, name)["se"] / line(linear, name)["se"]
         assert ratio != 1.0
         assert 0.6 < ratio < 1.6  # 60 groups of 240 clients know it within a tenth or so
-    both = files.found("--samples", "--jackknife", 20)
+    both = files.evaluated("--samples", "--jackknife", 20)
     assert line(both, "hajek")["estimate"] == line(found, "hajek")["estimate"]
 
 
 def test_a_penalty_is_that_of_the_weights_command(files: Files) -> None:
     files.put()
-    out, free = files.where / "weights.parquet", line(files.found(), "hajek")
-    found = line(files.found("--l2", 20), "hajek")
+    out, free = files.where / "weights.parquet", line(files.evaluated(), "hajek")
+    found = line(files.evaluated("--l2", 20), "hajek")
     code, _, err = fedipw(
         "weights", "--population", files.where / "people.parquet", "--rounds",
         files.where / "rounds", "--participation-fit", "pooled", "--l2", 20, "--out", out,
@@ -202,7 +202,7 @@ def test_a_penalty_is_that_of_the_weights_command(files: Files) -> None:
     assert found["estimate"] == pytest.approx(mean, rel=1e-9)
     assert abs(found["estimate"] - free["estimate"]) > 0.1 * free["se"]
     assert found["se"] != pytest.approx(free["se"], rel=1e-3)
-    code, _, err = files.run("--l2", -1)
+    code, _, err = files.evaluate("--l2", -1)
     assert code == 2
     assert "l2 must be 0 or more" in err
 
@@ -210,11 +210,11 @@ def test_a_penalty_is_that_of_the_weights_command(files: Files) -> None:
 def test_replies_without_a_metric_are_left_out_on_request(files: Files) -> None:
     files.metrics = files.metrics[3:]
     files.put()
-    found = files.found("--missing-metrics")
+    found = files.evaluated("--missing-metrics")
     assert any("3 replies have no metric" in note for note in found["notes"])
     assert line(found, "horvitz-thompson")["estimate"] is None
     assert "left out" in line(found, "horvitz-thompson")["reason"]
-    code, out, _ = files.run("--missing-metrics")
+    code, out, _ = files.evaluate("--missing-metrics")
     assert code == 0
     assert "horvitz-thompson of everyone: 3 replies are left out" in out
 
@@ -223,16 +223,16 @@ def test_totals_alone_with_and_without_the_size(files: Files) -> None:
     files.put()
     age = float(files.people["age"].to_numpy().mean())
     files.targets(f"age,{age}", "rich[yes],0.5")
-    found = files.found("--by", "rich", source="targets")
+    found = files.evaluated("--by", "rich", source="targets")
     assert (found["method"], found["population_size"]) == ("calibrated-quadratic", None)
     assert line(found, "horvitz-thompson")["estimate"] is None
-    sized = files.found("--by", "rich", "--population-size", 240, source="targets")
+    sized = files.evaluated("--by", "rich", "--population-size", 240, source="targets")
     parts = [line(sized, "horvitz-thompson", f"rich = {v}")["estimate"] for v in ("no", "yes")]
     assert np.mean(parts) == pytest.approx(line(sized, "horvitz-thompson")["estimate"])
     assert line(sized, "hajek")["se"] < line(found, "hajek")["se"]
     lines = (f"age,{age},0.2", "rich[yes],0.5,0")
     files.targets(*lines, head="name,value,se")
-    unsure = files.found("--population-size", 240, source="targets")
+    unsure = files.evaluated("--population-size", 240, source="targets")
     assert line(unsure, "hajek")["se"] > line(sized, "hajek")["se"]
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from .evaluate_files import Files, drawn_files
+from worlds import MEASURED
+
+from .command import Files
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    return drawn_files(tmp_path)
+    return Files.of(MEASURED, tmp_path)
 
 
 Spoil = Callable[[Files], object]
@@ -123,7 +125,7 @@ def refused(
 ) -> None:
     """Run and expect an exit code, words in the message, and files as they were."""
     before = files.listing()
-    got, printed, err = files.run(*options, "--out", files.where / "means.csv", **how)
+    got, printed, err = files.evaluate(*options, "--out", files.where / "means.csv", **how)
     assert (got, printed) == (code, ""), err
     for words in messages:
         assert words in " ".join(err.split()), err
@@ -170,7 +172,7 @@ def test_no_input_is_written_over(files: Files, out: str) -> None:
         files.metrics.write_parquet(files.where / name)
     before = files.listing()
     options = ("--against", files.where / "other.parquet", "--out", files.where / out)
-    code, _, err = files.run(*options, metrics="parts" if "parts" in out else "loss.parquet")
+    code, _, err = files.evaluate(*options, metrics="parts" if "parts" in out else "loss.parquet")
     assert code == 2
     assert "write it elsewhere" in err
     assert files.listing() == before
@@ -179,7 +181,7 @@ def test_no_input_is_written_over(files: Files, out: str) -> None:
 @pytest.mark.parametrize("out", ["none/means.csv", "means.txt", "rounds"])
 def test_an_output_that_cannot_be_written_is_refused(files: Files, out: str) -> None:
     files.put()
-    code, _, err = files.run("--out", files.where / out)
+    code, _, err = files.evaluate("--out", files.where / out)
     assert code == 2
     assert str(files.where / out) in err
 

@@ -1,8 +1,6 @@
 """``fedipw weights`` as a user runs it: files, exit codes, messages, nothing left behind."""
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from .command import fedipw
+from worlds import World
+
+from .command import Files, fedipw
 
 COLUMNS = [
     "unit_id", "round", "enrollment_prob", "participation_prob", "inclusion_prob", "weight",
@@ -20,92 +20,12 @@ NET = pl.when(pl.col("x") > 0).then(pl.lit("3g")).otherwise(pl.lit("4g"))
 FLOATS = dict.fromkeys(COLUMNS[2:], pl.Float64)
 
 
-@dataclass
-class Files:
-    """A population of 160 clients and a ledger of five rounds, to be spoilt and run."""
-
-    where: Path
-    people: pl.DataFrame
-    rounds: list[pl.DataFrame]
-
-    @property
-    def inside(self) -> pl.DataFrame:
-        return self.people.filter("enrolled")
-
-    def edit(self, index: int, *columns: pl.Expr, **named: pl.Expr) -> None:
-        """Change columns of one round, counted from 1."""
-        self.rounds[index - 1] = self.rounds[index - 1].with_columns(*columns, **named)
-
-    def edit_all(self, *columns: pl.Expr, **named: pl.Expr) -> None:
-        self.rounds = [table.with_columns(*columns, **named) for table in self.rounds]
-
-    def put(self, kind: str = "parquet") -> None:
-        for name, frame in (("people", self.people), ("enrolled", self.inside)):
-            path = self.where / f"{name}.{kind}"
-            frame.write_parquet(path) if kind == "parquet" else frame.write_csv(path)
-        (self.where / "rounds").mkdir(exist_ok=True)
-        for k, table in enumerate(self.rounds, 1):
-            table.write_parquet(self.round(k))
-
-    def round(self, index: int) -> Path:
-        return self.where / "rounds" / f"round-{index:06d}.parquet"
-
-    def targets(self, text: str) -> None:
-        (self.where / "targets.csv").write_text(f"name,value\n{text}\n")
-
-    def run(
-        self,
-        *options: object,
-        source: str = "population",
-        kind: str = "parquet",
-        out: str = "w.csv",
-    ) -> tuple[int, str, str]:
-        """Return exit code, output and errors of the command on what lies in the directory."""
-        given: tuple[object, ...] = ("--population", self.where / f"people.{kind}")
-        if source == "targets":
-            given = ("--enrolled", self.where / f"enrolled.{kind}", "--targets")
-            given += (self.where / "targets.csv",)
-        return fedipw(
-            "weights",
-            *given,
-            "--rounds",
-            self.where / "rounds",
-            "--out",
-            self.where / out,
-            *options,
-        )
-
-    def summary(self, *options: object, **how: Any) -> tuple[pl.DataFrame, dict[str, Any]]:
-        code, out, err = self.run(*options, "--json", out="w.parquet", **how)
-        assert code == 0, err
-        return pl.read_parquet(self.where / "w.parquet"), json.loads(out)
-
-    def listing(self) -> list[Path]:
-        return sorted(self.where.rglob("*"))
+WORLD = World(size=160, rounds=5, seed=7, ids=100, covariates=("age", "rich"), reply=pl.col("x"))
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    rng, size = np.random.default_rng(7), 160
-    age, rich = rng.normal(size=size), rng.choice(["no", "yes"], size)
-    enrolled = rng.random(size) < 1 / (1 + np.exp(-0.7 * age - 0.3))
-    people = pl.DataFrame(
-        {
-            "unit_id": np.arange(100, 100 + size),
-            "enrolled": enrolled,
-            "age": age,
-            "rich": rich,
-        }
-    )
-    ids, rounds = people.filter("enrolled")["unit_id"], []
-    for k in range(1, 6):
-        x = rng.normal(size=len(ids))
-        replied = rng.random(len(ids)) < 1 / (1 + np.exp(-x))
-        flags = {"invited": np.full(len(ids), True), "replied": replied}
-        rounds.append(
-            pl.DataFrame({"round": np.full(len(ids), k), "unit_id": ids, **flags, "x": x})
-        )
-    return Files(tmp_path, people, rounds)
+    return Files.of(WORLD, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
@@ -114,7 +34,7 @@ def test_one_row_per_reply_in_the_columns_and_types_of_the_contract(
     files: Files, kind: str, out: str
 ) -> None:
     files.put(kind)
-    code, printed, err = files.run(kind=kind, out=out)
+    code, printed, err = files.weights(kind=kind, out=out)
     assert code == 0, err
     assert f"Wrote {files.where / out}" in printed
     path = files.where / out
@@ -122,7 +42,7 @@ def test_one_row_per_reply_in_the_columns_and_types_of_the_contract(
     assert got.columns == COLUMNS
     kept = pl.String if kind == "csv" and out == "w.parquet" else pl.Int64
     assert dict(got.schema) == {"unit_id": kept, "round": pl.Int64, **FLOATS}
-    replies = pl.concat(files.rounds).filter("replied").select("unit_id", "round")
+    replies = files.replies
     assert got.select(pl.col("unit_id").cast(pl.Int64), "round").equals(replies)
     weights = 1 / (160 * got["inclusion_prob"])
     np.testing.assert_allclose(got["weight"], weights, rtol=1e-12)
@@ -133,13 +53,13 @@ def test_one_row_per_reply_in_the_columns_and_types_of_the_contract(
 
 def test_the_same_numbers_from_either_kind_of_file_and_any_order_of_rows(files: Files) -> None:
     files.put("parquet")
-    first, _ = files.summary()
+    first, _ = files.weighed()
     files.put("csv")
-    second, _ = files.summary(kind="csv")
+    second, _ = files.weighed(kind="csv")
     files.rounds = [t.sample(fraction=1.0, shuffle=True, seed=1) for t in files.rounds]
     files.people = files.people.sample(fraction=1.0, shuffle=True, seed=2)
     files.put()
-    third, _ = files.summary()
+    third, _ = files.weighed()
     assert first.drop("unit_id").equals(second.drop("unit_id"))
     third = third.sort("round", "unit_id")
     for name in FLOATS:
@@ -156,14 +76,14 @@ def test_identifiers_keep_their_type_and_may_be_numbers_here_and_text_there(
     files.people = files.people.with_columns(text.cast(kind))
     files.edit_all(text.cast(kind) if kind == pl.Categorical else text)
     files.put()
-    got, _ = files.summary()
+    got, _ = files.weighed()
     assert got["unit_id"].dtype == files.people["unit_id"].dtype
 
 
 def test_the_summary_as_json_and_for_people(files: Files) -> None:
     files.edit(4, replied=pl.lit(value=False))
     files.put()
-    got, summary = files.summary("--threshold", 0.4)
+    got, summary = files.weighed("--threshold", 0.4)
     assert summary["method"] == "fedipw"
     assert summary["replies"] == summary["weighed"] == got.height
     assert summary["skipped"] == {"4": "nobody replied"}
@@ -171,7 +91,7 @@ def test_the_summary_as_json_and_for_people(files: Files) -> None:
     assert summary["smallest_participation_prob"] == got["participation_prob"].min()
     assert summary["overlap"]["population"] == 160
     assert summary["overlap"]["below"] > 0
-    code, printed, err = files.run()
+    code, printed, err = files.weights()
     assert code == 0, err
     for words in (f"{got.height} replies of 5 rounds", "Round 4 skipped: nobody replied",
                   "reply rate of this round", "effective"):  # fmt: skip
@@ -188,7 +108,7 @@ def test_help_has_an_example() -> None:
 def test_targets_give_enrollment_weights_and_no_enrollment_probability(files: Files) -> None:
     files.put()
     files.targets("age,0.0\nrich[yes],0.5")
-    got, summary = files.summary(source="targets")
+    got, summary = files.weighed(source="targets")
     assert summary["method"] == "calibrated-quadratic"
     assert got.columns == [*COLUMNS, "enrollment_weight"]
     assert dict(got.schema) == {"unit_id": pl.Int64, "round": pl.Int64, **FLOATS,
@@ -201,15 +121,15 @@ def test_missing_values_by_policy_are_recorded(files: Files) -> None:
         age=pl.when(pl.col("unit_id") % 10 == 0).then(None).otherwise(pl.col("age"))
     )
     files.put()
-    marked, summary = files.summary("--missing", "indicator")
+    marked, summary = files.weighed("--missing", "indicator")
     assert summary["left_out"] == 0
     assert marked.height == summary["replies"]
-    dropped, summary = files.summary("--missing", "drop")
+    dropped, summary = files.weighed("--missing", "drop")
     lost = marked.filter(pl.col("unit_id") % 10 == 0).height
     assert summary["left_out"] == lost > 0
     assert dropped.height == summary["weighed"] == summary["replies"] - lost
     assert not (dropped["unit_id"] % 10 == 0).any()
-    _, printed, _ = files.run("--missing", "drop")
+    _, printed, _ = files.weights("--missing", "drop")
     assert f"{lost} replies have a missing value or an unknown level: no weight." in printed
 
 
@@ -221,7 +141,7 @@ def test_a_client_dropped_from_enrollment_has_no_weight_in_participation_either(
         age=pl.when(pl.col("unit_id") % 10 == 0).then(None).otherwise(pl.col("age"))
     )
     files.put()
-    got, summary = files.summary("--missing", "drop", "--participation", "x", "--scheme", scheme)
+    got, summary = files.weighed("--missing", "drop", "--participation", "x", "--scheme", scheme)
     assert not (got["unit_id"] % 10 == 0).any()
     assert summary["left_out"] == summary["replies"] - got.height > 0
 
@@ -229,7 +149,7 @@ def test_a_client_dropped_from_enrollment_has_no_weight_in_participation_either(
 def test_same_round_fits_skip_a_round_whose_replies_lack_a_value(files: Files) -> None:
     files.edit(3, x=pl.when("replied").then(None).otherwise(pl.col("x")))
     files.put()
-    _, summary = files.summary("--missing", "drop", "--participation-fit", "same-round")
+    _, summary = files.weighed("--missing", "drop", "--participation-fit", "same-round")
     assert summary["skipped"] == {"3": "no reply has all the values needed"}
 
 
@@ -237,7 +157,7 @@ def test_rounds_before_anybody_enrolled_are_skipped(files: Files) -> None:
     files.people = files.people.with_columns(enrolled_from=pl.when("enrolled").then(3))
     files.rounds[:2] = [table.head(0) for table in files.rounds[:2]]
     files.put()
-    got, summary = files.summary()
+    got, summary = files.weighed()
     assert summary["skipped"] == {"1": "nobody is enrolled", "2": "nobody is enrolled"}
     assert set(got["round"]) == {3, 4, 5}
 
@@ -248,7 +168,7 @@ def test_rounds_before_anybody_enrolled_are_skipped(files: Files) -> None:
 def test_a_covariate_named_like_a_column_of_the_ledger_is_refused(files: Files, name: str) -> None:
     files.people = files.people.with_columns((pl.col("age") > 0).alias(name))
     files.put()
-    code, _, err = files.run()
+    code, _, err = files.weights()
     assert code == 2
     assert f"'{name}' stands in the table of clients and in the ledger" in err
 
@@ -256,16 +176,16 @@ def test_a_covariate_named_like_a_column_of_the_ledger_is_refused(files: Files, 
 def test_a_saved_model_is_used_with_its_own_levels_whatever_the_table_has(files: Files) -> None:
     files.put()
     options = ("--participation-fit", "pooled", "--participation", "x")
-    before, _ = files.summary(*options, "--save-models", files.where / "models")
+    before, _ = files.weighed(*options, "--save-models", files.where / "models")
     files.people = files.people.with_columns(more=pl.lit("a")).filter(
         pl.col("enrolled") | (pl.col("rich") == "no")
     )
     files.put()
-    after, _ = files.summary("--models", files.where / "models")
+    after, _ = files.weighed("--models", files.where / "models")
     assert after["enrollment_prob"].equals(before["enrollment_prob"])
     files.people = files.people.with_columns(pl.col("rich").replace("no", "never"))
     files.put()
-    code, _, err = files.run("--models", files.where / "models")
+    code, _, err = files.weights("--models", files.where / "models")
     assert code == 2
     assert "'rich' has 1 level(s)" in err
     assert "'never'" in err
@@ -278,7 +198,7 @@ def test_a_category_with_one_level_for_some_rounds_is_no_new_level(
     files.edit_all(net=pl.lit("wifi"))
     files.edit(5, net=NET.replace("4g", "wifi"), replied=pl.col("replied") & (pl.col("x") <= 0))
     files.put()
-    _, summary = files.summary(*options)
+    _, summary = files.weighed(*options)
     assert summary["weighed"] == summary["replies"]
 
 
@@ -286,7 +206,7 @@ def test_replies_with_a_level_nobody_had_before_are_left_out_under_drop(files: F
     files.edit_all(net=NET)
     files.edit(4, net=NET.replace("3g", "2g"))
     files.put()
-    got, summary = files.summary("--missing", "drop", "--refit-every", 1)
+    got, summary = files.weighed("--missing", "drop", "--refit-every", 1)
     fresh = files.rounds[3].filter("replied", net="2g")["unit_id"]
     assert summary["left_out"] == len(fresh) > 0
     assert not got.filter(round=4)["unit_id"].is_in(fresh.implode()).any()
@@ -506,7 +426,7 @@ def refused(
 ) -> None:
     """Run and expect an exit code, words in the message, and no file more or less than before."""
     before = {p: p.stat().st_size for p in files.listing()}
-    got, printed, err = files.run(*options, **how)
+    got, printed, err = files.weights(*options, **how)
     assert (got, printed) == (code, ""), err
     first = files.inside["unit_id"].first()
     for words in messages:
@@ -605,14 +525,14 @@ def test_targets_nobody_can_meet_end_in_code_three(files: Files, targets: str, w
 
 def test_a_probability_below_strict_ends_in_code_four(files: Files) -> None:
     files.put()
-    _, summary = files.summary()
+    _, summary = files.weighed()
     (files.where / "w.parquet").unlink()
     least = summary["overlap"]["smallest"][0]
     refused(files, ("enrollment probability", f"{least:.3g}"), 4, "--strict", least * 1.01)
     least = summary["smallest_participation_prob"]
     files.targets("age,0.0")
     refused(files, ("participation probability",), 4, "--strict", 0.9, source="targets")
-    assert files.run("--strict", min(least, summary["overlap"]["smallest"][0]))[0] == 0
+    assert files.weights("--strict", min(least, summary["overlap"]["smallest"][0]))[0] == 0
 
 
 @pytest.mark.parametrize("out", ["none/w.csv", "w.txt", "rounds"])
@@ -623,7 +543,7 @@ def test_an_output_that_cannot_be_written_is_refused(files: Files, out: str) -> 
 
 def test_a_directory_nothing_can_be_written_in_is_refused(files: Files) -> None:
     files.put()
-    code, _, err = files.run(out="/proc/w.csv")  # not even by root
+    code, _, err = files.weights(out="/proc/w.csv")  # not even by root
     assert code == 2
     assert "/proc/w.csv cannot be written" in err
 

@@ -13,17 +13,17 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from fedipw.calibration import Entropy, calibrated
 from fedipw.selection.classifiers import Platt, client_folds, cross_fit
 from fedipw.selection.enrollment import reference_sample_fit
+from worlds import NONLINEAR
 
-from .command import fedipw
-from .weights_files import ROUNDS, WeightsFiles
+from .command import Files, fedipw
 
 BOOSTING = ("--classifier", "boosting", "--folds", 3)
 PROBABILITIES = ("enrollment_prob", "participation_prob", "inclusion_prob")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> WeightsFiles:
-    return WeightsFiles.put(tmp_path_factory.mktemp("weights"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files.of(NONLINEAR, tmp_path_factory.mktemp("weights")).put()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> WeightsFiles:
     ],
 )
 def test_a_classifier_weighs_every_reply_by_probabilities_of_its_own(
-    files: WeightsFiles, options: tuple[object, ...]
+    files: Files, options: tuple[object, ...]
 ) -> None:
     plain, _ = files.weighed(*_scheme(options))
     got, summary = files.weighed(*options)
@@ -48,9 +48,9 @@ def test_a_classifier_weighs_every_reply_by_probabilities_of_its_own(
     else:
         for name in PROBABILITIES:
             assert got[name].is_between(0.0, 1.0, closed="none").all(), name
-    assert summary["sources"]["model"] >= ROUNDS - 2
+    assert summary["sources"]["model"] >= NONLINEAR.rounds - 2
     assert json.dumps(summary, allow_nan=False)
-    modelled = got["round"] == ROUNDS
+    modelled = got["round"] == NONLINEAR.rounds
     for name in ("enrollment_prob", "participation_prob"):
         apart = (got[name] / plain[name] - 1).abs().filter(modelled)
         assert apart.max() > 1e-6, name  # type: ignore[operator]
@@ -68,7 +68,7 @@ def _scheme(options: tuple[object, ...]) -> tuple[object, ...]:
     return "--scheme", options[options.index("--scheme") + 1]
 
 
-def test_enrollment_by_boosting_is_the_cross_fit_of_the_table(files: WeightsFiles) -> None:
+def test_enrollment_by_boosting_is_the_cross_fit_of_the_table(files: Files) -> None:
     got, _ = files.weighed(*BOOSTING, "--score-calibration", "platt")
     people = files.people
     fold_of = client_folds(
@@ -100,9 +100,9 @@ def test_enrollment_by_boosting_is_the_cross_fit_of_the_table(files: WeightsFile
     ],
 )
 def test_classifiers_that_cannot_be_had_end_with_code_2(
-    files: WeightsFiles, options: tuple[object, ...], words: list[str]
+    files: Files, options: tuple[object, ...], words: list[str]
 ) -> None:
-    code, _, err = files.run(*options, out="bad.parquet")
+    code, _, err = files.weights(*options, out="bad.parquet")
     assert code == 2
     for word in words:
         assert word in err
@@ -110,11 +110,11 @@ def test_classifiers_that_cannot_be_had_end_with_code_2(
 
 
 @pytest.mark.parametrize("options", [BOOSTING, ("--folds", 3), ("--score-calibration", "platt")])
-def test_models_of_a_classifier_are_not_saved(
-    files: WeightsFiles, options: tuple[object, ...]
-) -> None:
+def test_models_of_a_classifier_are_not_saved(files: Files, options: tuple[object, ...]) -> None:
     before = sorted(files.where.rglob("*"))
-    code, _, err = files.run(*options, "--save-models", files.where / "models", out="saved.parquet")
+    code, _, err = files.weights(
+        *options, "--save-models", files.where / "models", out="saved.parquet"
+    )
     assert code == 2
     assert "no coefficients to write" in err
     assert sorted(files.where.rglob("*")) == before
@@ -124,7 +124,7 @@ def test_models_of_a_classifier_are_not_saved(
 
 
 @pytest.fixture(scope="module")
-def sampled(files: WeightsFiles) -> pl.DataFrame:
+def sampled(files: Files) -> pl.DataFrame:
     """Return a sample of the population, people with large z1 drawn more often."""
     rng = np.random.default_rng(3)
     chance = np.where(files.people["z1"].to_numpy() > 0, 0.5, 0.25)
@@ -135,7 +135,7 @@ def sampled(files: WeightsFiles) -> pl.DataFrame:
 
 
 def test_a_reference_sample_takes_the_place_of_the_population_table(
-    files: WeightsFiles, sampled: pl.DataFrame
+    files: Files, sampled: pl.DataFrame
 ) -> None:
     got, summary = files.weighed(source="reference")
     by_table, _ = files.weighed()
@@ -161,7 +161,7 @@ def test_a_reference_sample_takes_the_place_of_the_population_table(
 
 
 def test_calibration_meets_the_means_a_reference_sample_estimates(
-    files: WeightsFiles, sampled: pl.DataFrame
+    files: Files, sampled: pl.DataFrame
 ) -> None:
     weights, b = sampled["design_weight"].to_numpy(), sampled.select("z1", "z2").to_numpy()
     share = weights / weights.sum()
@@ -198,7 +198,7 @@ def test_calibration_meets_the_means_a_reference_sample_estimates(
     ],
 )  # fmt: skip
 def test_sources_that_do_not_go_together_are_refused(
-    files: WeightsFiles, options: tuple[object, ...], words: str
+    files: Files, options: tuple[object, ...], words: str
 ) -> None:
     out = files.where / "none.parquet"
     code, _, err = fedipw("weights", *options, "--rounds", files.where / "rounds", "--out", out)
@@ -211,15 +211,15 @@ def test_sources_that_do_not_go_together_are_refused(
     [("collapsed", "needs a table of the whole population"), ("oracle", "oracle")],
 )
 def test_methods_that_need_everybody_are_refused_with_a_sample(
-    files: WeightsFiles, sampled: pl.DataFrame, scheme: str, words: str
+    files: Files, sampled: pl.DataFrame, scheme: str, words: str
 ) -> None:
     del sampled
-    code, _, err = files.run("--scheme", scheme, source="reference", out="none.parquet")
+    code, _, err = files.weights("--scheme", scheme, source="reference", out="none.parquet")
     assert code == 2
     assert words in err
 
 
-def test_a_sample_without_its_weights_is_refused(files: WeightsFiles, tmp_path: Path) -> None:
+def test_a_sample_without_its_weights_is_refused(files: Files, tmp_path: Path) -> None:
     (tmp_path / "sample.csv").write_text("z1,z2\n0.1,0.2\n")
     code, _, err = fedipw(
         "weights", "--enrolled", files.where / "enrolled.parquet", "--reference",

@@ -12,8 +12,9 @@ import polars as pl
 import pytest
 
 from fedipw.tables.ledger import Ledger
+from worlds import NONLINEAR
 
-from .weights_files import ROUNDS, WeightsFiles
+from .command import Files
 
 MOST_MODULES = 25  # between the command and a weight
 
@@ -49,7 +50,7 @@ def entered(call: Any) -> set[str]:
 
 @pytest.mark.parametrize("options", [(), ("--participation-fit", "pooled")])
 def test_a_weight_passes_few_modules(tmp_path: Path, options: tuple[object, ...]) -> None:
-    files = WeightsFiles.put(tmp_path)
+    files = Files.of(NONLINEAR, tmp_path).put()
     files.weighed(*options)  # modules are loaded before anything is counted
     modules = entered(lambda: files.weighed(*options))
     print(f"{len(modules)} modules {options}:", *sorted(modules), sep="\n  ")
@@ -71,7 +72,7 @@ def test_a_weight_passes_few_modules(tmp_path: Path, options: tuple[object, ...]
 def test_a_ledger_is_read_once_or_twice_if_pooled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[object, ...], times: int
 ) -> None:
-    files, reads = WeightsFiles.put(tmp_path), Counter[int]()
+    files, reads = Files.of(NONLINEAR, tmp_path).put(), Counter[int]()
     read, collect, queries = Ledger.read, pl.LazyFrame.collect, []
 
     def counted(self: Ledger, index: int) -> pl.DataFrame:
@@ -88,5 +89,5 @@ def test_a_ledger_is_read_once_or_twice_if_pooled(
     monkeypatch.setattr(Ledger, "read", counted)
     monkeypatch.setattr(pl.LazyFrame, "collect", watched)
     files.weighed(*options)
-    assert reads == dict.fromkeys(range(1, ROUNDS + 1), times)
+    assert reads == dict.fromkeys(range(1, NONLINEAR.rounds + 1), times)
     assert queries == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from scipy.special import expit
 
+from cli.command import Files
 from fedipw.calibration import Entropy
 from fedipw.errors import InputError
 from fedipw.evaluation.estimators import (
@@ -33,25 +33,14 @@ from fedipw.tables import Ledger, Population, Targets
 from fedipw.tables.design import Missing
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan, Replay
+from worlds import STEPS, World
 
 SIZE, ROUNDS = 400, 4
 
 
 @dataclass
-class World:
+class Logged(Files):
     """A population and a ledger on disk, and the metrics of the replies."""
-
-    where: Path
-    people: pl.DataFrame
-    tables: list[pl.DataFrame]
-    metrics: pl.DataFrame
-
-    def put(self) -> None:
-        self.people.write_parquet(self.where / "people.parquet")
-        self.people.filter("enrolled").write_parquet(self.where / "enrolled.parquet")
-        ledger = Ledger(self.where / "rounds")
-        for index, table in enumerate(self.tables, start=1):
-            ledger.append(index, table)
 
     @property
     def ledger(self) -> Ledger:
@@ -60,17 +49,16 @@ class World:
     def known(self, missing: Missing = Missing.ERROR, l2: float = 0.0) -> EnrollmentStage:
         settings = TableSettings(missing=missing, estimator=Newton(l2))
         people = Population(self.where / "people.parquet")
-        return enrollment_stage(people, "age + os", settings=settings)
+        return enrollment_stage(people, "age + rich", settings=settings)
 
     def totals(
         self, size: float | None = None, se: dict[str, float] | None = None
     ) -> EnrollmentStage:
-        means = {"age": float(self.people["age"].mean()), "os[b]": self.share("b")}  # type: ignore[arg-type]
-        table = self.where / "enrolled.parquet"
+        table, means = self.where / "enrolled.parquet", self.means("age", "rich[yes]")
         return enrollment_stage(Population.from_totals(table, Targets.of(means, se), size))
 
     def share(self, level: str) -> float:
-        return self.people.filter(os=level).height / self.people.height
+        return self.people.filter(rich=level).height / self.people.height
 
     def logged(
         self,
@@ -91,54 +79,34 @@ class World:
         return logged_two_phase(stage, self.ledger, told, plan, allow_missing=allow_missing)
 
 
-def made(where: Path, *, steps: bool = False) -> World:
-    rng = np.random.default_rng(11)
-    age = rng.normal(size=SIZE)
-    people = pl.DataFrame({
-        "unit_id": rng.permutation(1000)[:SIZE], "age": age, "os": rng.choice(list("ab"), SIZE),
-        "enrolled": rng.random(SIZE) < expit(0.6 * age - 0.5),
-    })  # fmt: skip
-    inside = people.filter("enrolled")
-    n, tables, told = inside.height, [], []
-    for index in range(1, ROUNDS + 1):
-        order = rng.permutation(n)
-        x = rng.normal(size=n)
-        own = inside["age"].to_numpy()[order]
-        table = {"unit_id": inside["unit_id"][order], "x": x}
-        there = rng.random(n) < expit(1.0 + 0.4 * own) if steps else np.ones(n, dtype=bool)
-        prob = rng.uniform(0.5, 0.9, n)
-        invited = there & (rng.random(n) < prob) if steps else there
-        replied = invited & (rng.random(n) < expit(0.3 + 0.4 * own + 0.4 * x))
-        flags = {"invited": invited, "replied": replied}
-        if steps:
-            flags |= {"available": there, "invite_prob": prob}
-        tables.append(pl.DataFrame(table | flags))
-        value = rng.normal(1.0 + own + x, 1.0)
-        told.append(
-            pl.DataFrame({
-                "unit_id": table["unit_id"], "round": index, "value": value,
-                "n": rng.integers(1, 40, n),
-            }).filter(replied)
-        )  # fmt: skip
-    return World(where, people, tables, pl.concat(told).sample(fraction=1.0, shuffle=True, seed=3))
+def made(where: Path, *, steps: bool = False) -> Logged:
+    """Return a world whose rows and metrics are in no order."""
+    world = World(
+        size=SIZE, rounds=ROUNDS, seed=11, ids=100, covariates=("age", "rich"),
+        steps=STEPS if steps else (), enrollment=0.6 * pl.col("age") - 0.5,
+        metric=1.0 + pl.col("age") + pl.col("x"),
+    )  # fmt: skip
+    out = Logged.of(world, where)
+    out.rounds = [t.sample(fraction=1.0, shuffle=True, seed=k) for k, t in enumerate(out.rounds)]
+    out.people = out.people.sample(fraction=1.0, shuffle=True, seed=3)
+    out.metrics = out.metrics.sample(fraction=1.0, shuffle=True, seed=3)
+    return out
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    out = made(tmp_path)
-    out.put()
-    return out
+def world(tmp_path: Path) -> Logged:
+    return made(tmp_path).put()
 
 
 def estimates(found: Evaluation, group: str = "everyone") -> dict[str, tuple[float, float]]:
     return {x.estimator: (x.estimate, x.se) for x in found.estimates if x.group == group}
 
 
-def from_arrays(world: World) -> dict[str, tuple[float, float]]:
-    """The same by arrays: enrollment on age and os, participation on age and x."""
-    people = world.people.with_columns(b=(pl.col("os") == "b").cast(pl.Float64))
+def from_arrays(world: Logged) -> dict[str, tuple[float, float]]:
+    """The same by arrays: enrollment on age and rich, participation on age and x."""
+    people = world.people.with_columns(b=(pl.col("rich") == "yes").cast(pl.Float64))
     Z = people.select("age", "b").to_numpy()
-    rows = pl.concat([t.with_columns(pl.lit(k).alias("r")) for k, t in enumerate(world.tables)])
+    rows = pl.concat([t.with_columns(pl.lit(k).alias("r")) for k, t in enumerate(world.rounds)])
     places = people.select("unit_id", "age").with_row_index("place")
     rows = rows.join(places, on="unit_id", how="left", maintain_order="left")
     values = rows.join(
@@ -159,7 +127,7 @@ def from_arrays(world: World) -> dict[str, tuple[float, float]]:
     return {line.estimator: (line.estimate, line.se) for line in lines}
 
 
-def test_files_give_the_same_means_and_errors_as_arrays(world: World) -> None:
+def test_files_give_the_same_means_and_errors_as_arrays(world: Logged) -> None:
     stage = world.known()
     logged = world.logged(stage)
     found = estimates(evaluated(logged, stage, "fedipw"))
@@ -205,7 +173,7 @@ def test_weights_are_those_of_the_weights_command(
     assert len(logged.sample.steps) == 1 + steps
 
 
-def test_a_penalty_moves_the_mean_to_the_plain_one_and_its_error_with_it(world: World) -> None:
+def test_a_penalty_moves_the_mean_to_the_plain_one_and_its_error_with_it(world: Logged) -> None:
     found = []
     for l2 in (0.0, 30.0, 1e9):
         stage = world.known(l2=l2)
@@ -217,7 +185,7 @@ def test_a_penalty_moves_the_mean_to_the_plain_one_and_its_error_with_it(world: 
     assert full.weighted_se == pytest.approx(full.plain_se, rel=1e-5)
 
 
-def test_rounds_without_metrics_are_fitted_on_and_not_evaluated(world: World) -> None:
+def test_rounds_without_metrics_are_fitted_on_and_not_evaluated(world: Logged) -> None:
     stage = world.known()
     some = world.metrics.filter(pl.col("round").is_in([2, 4]))
     part, whole = world.logged(stage, metrics=some), world.logged(stage)
@@ -233,14 +201,14 @@ def test_rounds_without_metrics_are_fitted_on_and_not_evaluated(world: World) ->
         assert estimates(by_round, "round = 2")[name] == pytest.approx(expected, rel=1e-9), name
 
 
-def test_totals_without_a_size_have_no_sum_and_wider_intervals(world: World) -> None:
+def test_totals_without_a_size_have_no_sum_and_wider_intervals(world: Logged) -> None:
     found = {}
     for size in (None, float(SIZE)):
         stage = world.totals(size)
         logged = world.logged(stage, "calibrated-entropy")
         assert isinstance(logged.sample.enrollment, CalibratedEnrollment)
         assert logged.sample.enrollment.fraction.any() == (size is not None)
-        plan = EvaluationPlan(by=("os",), odds_ratios=(2.0,))
+        plan = EvaluationPlan(by=("rich",), odds_ratios=(2.0,))
         found[size] = evaluated(logged, stage, "calibrated-entropy", plan)
     without, known = found[None], found[float(SIZE)]
     line = without.of("horvitz-thompson")
@@ -250,14 +218,16 @@ def test_totals_without_a_size_have_no_sum_and_wider_intervals(world: World) -> 
     assert without.of("hajek").se > known.of("hajek").se
     assert without.of("hajek").se_superpopulation is None
     assert "size is not known" in without.sensitivity_reason
-    for level in "ab":  # a has no target: it takes what b leaves
-        ht, hajek = (known.of(e, f"os = {level}") for e in ("horvitz-thompson", "hajek"))
+    for level in ("no", "yes"):  # no has no target: it takes what yes leaves
+        ht, hajek = (known.of(e, f"rich = {level}") for e in ("horvitz-thompson", "hajek"))
         assert abs(ht.estimate - hajek.estimate) < 4 * ht.se
-    parts = [known.of("horvitz-thompson", f"os = {v}").estimate * world.share(v) for v in "ab"]
+    parts = [
+        known.of("horvitz-thompson", f"rich = {v}").estimate * world.share(v) for v in ("no", "yes")
+    ]
     assert sum(parts) == pytest.approx(known.of("horvitz-thompson").estimate, rel=1e-9)
 
 
-def test_standard_errors_of_targets_widen_the_interval(world: World) -> None:
+def test_standard_errors_of_targets_widen_the_interval(world: Logged) -> None:
     stage = world.totals(float(SIZE))
     base = world.logged(stage, "calibrated-entropy").sample
     phase = base.enrollment
@@ -291,9 +261,10 @@ def test_rows_with_missing_values_are_left_out_and_the_sum_with_them(tmp_path: P
     assert gone > 0
     kept = world.people.filter(~lost)
     assert logged.population_size == kept.height
-    found = evaluated(logged, stage, "fedipw", EvaluationPlan(by=("os",)))
+    found = evaluated(logged, stage, "fedipw", EvaluationPlan(by=("rich",)))
     parts = [
-        found.of("horvitz-thompson", f"os = {v}").estimate * kept.filter(os=v).height for v in "ab"
+        found.of("horvitz-thompson", f"rich = {v}").estimate * kept.filter(rich=v).height
+        for v in ("no", "yes")
     ]
     whole = found.of("horvitz-thompson").estimate * kept.height
     assert sum(parts) == pytest.approx(whole, rel=1e-9)
@@ -302,7 +273,7 @@ def test_rows_with_missing_values_are_left_out_and_the_sum_with_them(tmp_path: P
 
 def test_replies_without_a_value_leave_no_sum(tmp_path: Path) -> None:
     world = made(tmp_path)
-    world.tables[1] = world.tables[1].with_columns(
+    world.rounds[1] = world.rounds[1].with_columns(
         pl.when(pl.int_range(pl.len()) % 5 > 0).then("x").alias("x")
     )
     world.put()
@@ -321,7 +292,7 @@ def test_replies_without_a_value_leave_no_sum(tmp_path: Path) -> None:
     assert ends[0] == pytest.approx(ends[1], abs=0.1)
 
 
-def test_the_mean_over_samples_is_one_throughout(world: World) -> None:
+def test_the_mean_over_samples_is_one_throughout(world: Logged) -> None:
     stage = world.known()
     logged = world.logged(stage)
     plan = EvaluationPlan(by=("round",), by_samples=True, odds_ratios=(1.0, 3.0), jackknife=8)
@@ -340,7 +311,7 @@ def test_the_mean_over_samples_is_one_throughout(world: World) -> None:
     assert found.of("hajek", "round = 1").estimate == pytest.approx(own, rel=1e-12)
 
 
-def test_sensitivity_is_that_of_the_hajek_mean(world: World) -> None:
+def test_sensitivity_is_that_of_the_hajek_mean(world: Logged) -> None:
     stage = world.known()
     logged = world.logged(stage)
     value = evaluated(logged, stage, "fedipw").of("hajek").estimate - 0.2
@@ -361,12 +332,12 @@ def test_sensitivity_is_that_of_the_hajek_mean(world: World) -> None:
     assert "less than themselves" in refused.sensitivity_reason
 
 
-def test_a_population_smaller_than_its_enrolled_is_refused(world: World) -> None:
+def test_a_population_smaller_than_its_enrolled_is_refused(world: Logged) -> None:
     with pytest.raises(InputError, match="population of 20 cannot have"):
         world.logged(world.totals(20.0), "calibrated-entropy")
 
 
-def test_an_estimate_that_is_not_there_is_an_error(world: World) -> None:
+def test_an_estimate_that_is_not_there_is_an_error(world: Logged) -> None:
     stage = world.known()
     found = evaluated(world.logged(stage), stage, "fedipw")
     with pytest.raises(InputError, match="no greg estimate of nobody"):
@@ -383,7 +354,7 @@ def test_steps_that_everybody_passed_change_nothing(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         world = made(tmp_path / name)
-        world.tables = [table.with_columns(**more) for table in world.tables]
+        world.rounds = [table.with_columns(**more) for table in world.rounds]
         world.put()
         stage = world.known()
         found.append(estimates(evaluated(world.logged(stage), stage, "fedipw")))
@@ -397,10 +368,10 @@ def test_when_everybody_replies_only_enrollment_is_uncertain(tmp_path: Path) -> 
     for rounds in (1, ROUNDS):
         (tmp_path / str(rounds)).mkdir()
         world = made(tmp_path / str(rounds))
-        world.tables = [t.with_columns(replied=pl.lit(True)) for t in world.tables[:rounds]]
+        world.rounds = [t.with_columns(replied=pl.lit(True)) for t in world.rounds[:rounds]]
         world.metrics = pl.concat(
             pl.DataFrame({"unit_id": t["unit_id"], "round": k, "value": t["unit_id"] * 1.0})
-            for k, t in enumerate(world.tables, start=1)
+            for k, t in enumerate(world.rounds, start=1)
         )
         world.put()
         stage = world.known()

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAdam
 
 from fedipw.errors import InputError
 from fedipw.flower import FedIPW, GaussianNoise, Screen
-from flower.testbed import World, round_of, theta_of
+from flower.federations import LabFederation, round_of, theta_of
 
 ROUNDS, SIZE = 20, 80
 
@@ -34,7 +34,7 @@ def trained(
     In round ``held_in`` the server waits for replies as long as there is a file ``hold``.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    world = World(size=SIZE, rounds=ROUNDS)
+    world = LabFederation(size=SIZE, rounds=ROUNDS)
     grid = world.grid()
 
     def held(message: Message) -> bool:

@@ -27,7 +27,7 @@ from fedipw.flower import FedIPW, declined
 from fedipw.flower.weighted_sum import weight_key
 from fedipw.selection.classifiers import Newton
 
-from .small import INSIDE, Small
+from .federations import INSIDE, Small
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,7 @@ def test_a_strategy_of_ones_own_says_by_which_metric_it_weighs(tmp_path: Path) -
 
 
 def totals(where: Path, mean: float = 0.2) -> dict[str, Any]:
-    small = Small(where)
-    small.people.filter("enrolled").drop("enrolled").write_parquet(where / "enrolled.parquet")
+    Small(where)
     (where / "targets.csv").write_text(f"name,value\nage,{mean}\n")
     return {
         "population": None, "enrolled": where / "enrolled.parquet",

@@ -13,17 +13,16 @@ from cli.command import fedipw
 from fedipw.flower import FedIPW
 from fedipw.tables import Ledger
 
-from .small import INSIDE, Small
-from .testbed import World
+from .federations import INSIDE, LabFederation, Small
 
 ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, World, Any]:
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LabFederation, Any]:
     """Return a run on the testbed in which clients report a covariate whose mean is known."""
     where = tmp_path_factory.mktemp("evaluated")
-    world = World(seed=5, size=400, rounds=ROUNDS)
+    world = LabFederation(seed=5, size=400, rounds=ROUNDS)
     strategy = FedIPW(
         FedAvg(fraction_evaluate=0.6, min_available_nodes=1), population=world.put(where),
         ledger=where / "ledger", covariates=world.columns,
@@ -32,7 +31,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, World, An
 
 
 def test_weighting_moves_the_metric_to_the_population(
-    evaluated: tuple[Path, World, Any],
+    evaluated: tuple[Path, LabFederation, Any],
 ) -> None:
     _, world, result = evaluated
     truth = float(world.federation.population.frame["z2"].mean())  # type: ignore[arg-type]
@@ -44,7 +43,9 @@ def test_weighting_moves_the_metric_to_the_population(
     assert told["fedipw-declined"] > 0
 
 
-def test_the_command_finds_the_same_numbers_later(evaluated: tuple[Path, World, Any]) -> None:
+def test_the_command_finds_the_same_numbers_later(
+    evaluated: tuple[Path, LabFederation, Any],
+) -> None:
     where, _, result = evaluated
     code, out, err = fedipw(
         "evaluate", "--population", where / "people.parquet",
@@ -66,7 +67,7 @@ def test_the_interval_follows_the_penalty(tmp_path: Path) -> None:
     for l2 in (0.0, 20.0):
         where = tmp_path / f"{l2:g}"
         where.mkdir()
-        world = World(seed=5, size=400, rounds=ROUNDS)
+        world = LabFederation(seed=5, size=400, rounds=ROUNDS)
         strategy = FedIPW(
             FedAvg(fraction_evaluate=0.6, min_available_nodes=1), population=world.put(where),
             ledger=where / "ledger", covariates=world.columns, scheme="calibrated-quadratic", l2=l2,
@@ -89,7 +90,7 @@ def test_the_interval_follows_the_penalty(tmp_path: Path) -> None:
 
 
 def test_the_evaluation_ledger_tells_of_its_own_invitations(
-    evaluated: tuple[Path, World, Any],
+    evaluated: tuple[Path, LabFederation, Any],
 ) -> None:
     where, world, _ = evaluated
     training, evaluation = Ledger(where / "ledger"), Ledger(where / "ledger" / "evaluation")

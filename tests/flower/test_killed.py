@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from flower.federations import LabFederation
 from flower.killing import ROUNDS, SIZE, killed_at, refused, trained
-from flower.testbed import World
 
 KILLS = 10
 _PROCESSES = mp.get_context("forkserver")  # each child is a process that has imported all it needs
@@ -57,7 +57,7 @@ def rounds_of(where: Path, kind: str = "") -> list[list[Any]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run nobody killed."""
     where = tmp_path_factory.mktemp("whole")
-    World(size=SIZE, rounds=ROUNDS).put(where)
+    LabFederation(size=SIZE, rounds=ROUNDS).put(where)
     finished(trained, where)
     return where
 
@@ -80,7 +80,7 @@ def test_runs_killed_at_any_moment_end_like_the_one_nobody_killed(
     for k, last in enumerate(rng.integers(0, ROUNDS - 5, KILLS).tolist()):
         where = tmp_path / str(k)
         where.mkdir()
-        World(size=SIZE, rounds=ROUNDS).put(where)
+        LabFederation(size=SIZE, rounds=ROUNDS).put(where)
         run = process(trained, where)
         path = where / "ledger" / f"round-{last:06d}.parquet"
         while last and not path.exists() and run.is_alive():
@@ -98,14 +98,14 @@ def test_no_file_is_a_bad_moment_to_be_killed_at(tmp_path: Path) -> None:
     rounds = 2
     reference = tmp_path / "whole"
     reference.mkdir()
-    World(size=SIZE, rounds=ROUNDS).put(reference)
+    LabFederation(size=SIZE, rounds=ROUNDS).put(reference)
     finished(killed_at, reference, 0, False, rounds)
     renames = int((reference / "renames").read_text())
     assert renames >= 7 * rounds
     for rename in range(renames // 2 + 1, renames + 2):  # those of the second round, and the end
         where = tmp_path / str(rename)
         where.mkdir()
-        World(size=SIZE, rounds=ROUNDS).put(where)
+        LabFederation(size=SIZE, rounds=ROUNDS).put(where)
         last = rename > renames
         run = process(killed_at, where, rename - last, last, rounds)
         run.join(120)
@@ -117,7 +117,7 @@ def test_no_file_is_a_bad_moment_to_be_killed_at(tmp_path: Path) -> None:
 def test_noise_and_what_it_spent_go_on_too(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-        World(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
+        LabFederation(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
     finished(trained, tmp_path / "whole", 4, private=True)
     finished(trained, tmp_path / "parts", 2, private=True)
     finished(trained, tmp_path / "parts", 4, private=True)
@@ -129,7 +129,7 @@ def test_a_second_server_is_refused_before_it_touches_anything(tmp_path: Path) -
     rounds = 3
     for name in ("whole", "shared"):
         (tmp_path / name).mkdir()
-        World(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
+        LabFederation(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
     finished(trained, tmp_path / "whole", rounds)
     where, ledger = tmp_path / "shared", tmp_path / "shared" / "ledger"
     (where / "hold").touch()

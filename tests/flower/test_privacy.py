@@ -48,6 +48,7 @@ from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan, Replay
+from worlds import World, drawn
 
 DELTA = 1e-5
 SIZE = 60  # people
@@ -64,12 +65,9 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def population(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=SIZE)
-    enrolled = rng.random(SIZE) < 1.0 / (1.0 + np.exp(-z))
-    path = tmp_path_factory.mktemp("population") / "people.parquet"
-    pl.DataFrame({"unit_id": range(SIZE), "z": z, "enrolled": enrolled}).write_parquet(path)
-    return path
+    where = tmp_path_factory.mktemp("population")
+    drawn(World(size=SIZE, rounds=0)).write(where)
+    return where / "people.parquet"
 
 
 def update_of(unit: int, dimension: int) -> Any:

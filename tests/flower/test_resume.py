@@ -15,7 +15,7 @@ from fedipw.errors import InputError
 from fedipw.flower import declined
 from fedipw.tables import Ledger
 
-from .small import Small, moved
+from .federations import Small, moved
 
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
 INNER: dict[str, Callable[[], Strategy]] = {

@@ -19,7 +19,7 @@ from fedipw.flower import Outcome, declined
 from fedipw.flower.outcomes import RoundOutcomes, outcome_of
 from fedipw.tables import Ledger
 
-from .small import INSIDE, SIZE, Small, answered, moved, theta
+from .federations import INSIDE, SIZE, Small, answered, moved, theta
 
 
 def fails(message: Message, index: int) -> Message:

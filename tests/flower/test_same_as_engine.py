@@ -17,7 +17,7 @@ from fedipw.lab.engine.server import Adam, Momentum, PlainStep, ServerStep, Yogi
 from fedipw.weighting.methods import METHODS
 from fedipw.weighting.pipeline import Probabilities
 
-from .testbed import World, theta_of
+from .federations import LabFederation, theta_of
 
 CLOSE = 1e-10
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
@@ -37,7 +37,7 @@ STEPS: dict[str, tuple[Callable[[], Strategy], ServerStep]] = {
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("scheme", ["fedipw", "fedipw-hajek"])
 def test_flower_gives_the_engines_model(tmp_path: Path, name: str, scheme: str) -> None:
-    world = World(size=200, rounds=8, methods=(scheme,))
+    world = LabFederation(size=200, rounds=8, methods=(scheme,))
     inner, step = STEPS[name]
     wrapped = FedIPW(
         inner(), population=world.put(tmp_path), ledger=tmp_path / "ledger", scheme=scheme,
@@ -80,7 +80,7 @@ WITH_TOTALS = [m for m in LIVE if m.startswith(TOTALS) and not m.endswith("-haje
 def test_weights_are_those_found_in_the_ledger_later(
     tmp_path: Path, scheme: str, source: str
 ) -> None:
-    world = World(size=240, rounds=3)
+    world = LabFederation(size=240, rounds=3)
     people = world.put(tmp_path)
     known: dict[str, Any] = {"population": people}
     options: list[object] = ["--population", people]
@@ -110,7 +110,7 @@ def offline_weights(where: Path, *options: object) -> pl.DataFrame:
 
 
 def assert_same(
-    world: World, handed: dict[int, dict[int, float]], found: pl.DataFrame, *, rel: float
+    world: LabFederation, handed: dict[int, dict[int, float]], found: pl.DataFrame, *, rel: float
 ) -> None:
     ids = world.federation.population.frame["unit_id"].to_list()
     for (index,), part in found.group_by(["round"]):
@@ -122,7 +122,7 @@ def assert_same(
     assert len(handed) == world.rounds
 
 
-def boosted(world: World, where: Path, rounds: int) -> tuple[Recorder, Any]:
+def boosted(world: LabFederation, where: Path, rounds: int) -> tuple[Recorder, Any]:
     """Train with boosted trees for both stages, from wherever an earlier run got to."""
     inner = Recorder(fraction_train=0.8, **QUIET)
     wrapped = FedIPW(
@@ -135,7 +135,7 @@ def boosted(world: World, where: Path, rounds: int) -> tuple[Recorder, Any]:
 def test_boosting_gives_the_weights_of_the_command_and_goes_on_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    world = World(size=240, rounds=4)
+    world = LabFederation(size=240, rounds=4)
     places = [tmp_path / "whole", tmp_path / "parts"]
     for place in places:
         place.mkdir()

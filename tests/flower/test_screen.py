@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fedipw.errors import DivergedError, InputError
 from fedipw.flower import FedIPW, Screen
 
-from .small import INSIDE, Behaviour, Small, answered, theta
-from .testbed import World
+from .federations import INSIDE, Behaviour, LabFederation, Small, answered, theta
 
 
 def metrics(**more: Any) -> MetricRecord:
@@ -224,7 +223,7 @@ OVER = re.compile(r"so ([0-9.e+-]+) over that probability")
 def test_no_round_exceeds_the_bound_printed_at_the_start(
     tmp_path: Path, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world, clip = World(seed=3, size=200, rounds=5), 0.7
+    world, clip = LabFederation(seed=3, size=200, rounds=5), 0.7
     strategy = FedIPW(
         FedAvg(fraction_train=0.8, fraction_evaluate=0.0, min_available_nodes=1),
         population=world.put(tmp_path), ledger=tmp_path / "ledger", covariates=world.columns,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cli import command
+from cli.command import succeeded
 from fedipw.audit.compare import paired_rates, written_audit
 from fedipw.audit.values import RateLine, RatePart
-from fedipw.tables import Ledger
+from worlds import World, drawn
 
 from .browser import Scheme, all_open, artifacts, asked, chromium, opened, resized
 
@@ -22,40 +21,20 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
-REGIONS, SYSTEMS = ("north", "south", "coast", "islands"), ("android", "ios", "web")
+SYSTEMS = ("android", "ios", "web")
 
 
-def put(where: Path, seed: int, strength: float, rounds: int) -> None:
-    """Write 2,000 clients, hourly rounds and a loss; the older the client, the rarer."""
-    rng, size = np.random.default_rng(seed), 2_000
-    age, memory = rng.normal(45.0, 15.0, size), rng.choice([2.0, 4.0, 8.0, 16.0], size)
-    os, region = rng.choice(SYSTEMS, size, p=[0.5, 0.35, 0.15]), rng.choice(REGIONS, size)
-    old = (age - 45.0) / 15.0
-    odds = -0.2 - strength * old + 0.5 * (os == "ios") + 0.05 * memory
-    table = {"unit_id": [f"zq-{k}" for k in range(size)], "age": age, "os": os, "region": region}
-    inside = rng.random(size) < 1.0 / (1.0 + np.exp(-odds))
-    people = pl.DataFrame({**table, "memory_gb": memory, "enrolled": inside})
-    people.write_parquet(where / "people.parquet")
-    ids, old, n = people.filter("enrolled")["unit_id"], old[inside], int(inside.sum())
-    ledger, losses = Ledger(where / "rounds"), []
-    for k in range(1, rounds + 1):
-        opened_at = datetime(2026, 3, 1) + timedelta(hours=k - 1)
-        battery, net = rng.uniform(size=n), rng.choice(["wifi", "4g"], n)
-        night = np.cos((k - 4) / 24 * 2 * np.pi)
-        odds = -1.5 + 0.8 * night + battery + 0.5 * (net == "wifi") - 0.3 * old
-        replied = rng.random(n) < 1.0 / (1.0 + np.exp(-odds))
-        columns = {"unit_id": ids, "invited": np.ones(n, dtype=bool), "replied": replied}
-        more = {"opened_at": [opened_at] * n, "battery": battery, "net": net}
-        ledger.append(k, pl.DataFrame({**columns, **more}))
-        loss = 0.6 + 0.1 * old[replied] + 0.1 * rng.normal(size=replied.sum())
-        told = {"round": np.full(replied.sum(), k), "value": loss}
-        losses.append(pl.DataFrame({"unit_id": ids.filter(pl.Series(replied)), **told}))
-    pl.concat(losses).write_parquet(where / "loss.parquet")
-
-
-def fedipw(*arguments: object) -> None:
-    code, _, err = command.fedipw(*arguments)
-    assert code == 0, err
+def world(seed: int, strength: float, rounds: int) -> World:
+    """Return 2,000 clients, hourly rounds and a loss; the older the client, the rarer."""
+    old, ios, wifi = pl.col("age"), pl.col("os") == "ios", pl.col("net") == "wifi"
+    night = ((pl.col("round") - 4) / 24 * 2 * np.pi).cos()
+    return World(
+        size=2_000, rounds=rounds, seed=seed, ids="zq-{}", hours=1,
+        covariates=("age", "os", "region", "memory_gb"), changing=("battery", "net"),
+        enrollment=-0.2 - strength * old + 0.5 * ios + 0.05 * pl.col("memory_gb"),
+        reply=-1.5 + 0.8 * night + pl.col("battery") + 0.5 * wifi - 0.3 * old,
+        metric=0.6 + 0.1 * old, noise=0.1,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +42,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("command")
     for name, seed, strength, rounds in (("before", 1, 0.9, 48), ("after", 2, 0.3, 24)):
         where = base / name
-        where.mkdir()
-        put(where, seed, strength, rounds)
-        fedipw(
+        drawn(world(seed, strength, rounds)).write(where)
+        succeeded(
             "audit", "--population", where / "people.parquet", "--rounds", where / "rounds",
             "--metrics", where / "loss.parquet", "--metric-name", "loss", "--by", "os",
             "--title", f"Keyboard model, {name}", "--out", base / f"{name}.html",
         )  # fmt: skip
     both = (base / "before.html", base / "after.html")
-    fedipw("audit", "--compare", *both, "--out", base / "compare.html")
+    succeeded("audit", "--compare", *both, "--out", base / "compare.html")
     return {name: base / f"{name}.html" for name in ("before", "after", "compare")}
 
 
@@ -81,7 +59,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-def drawn(page: Page) -> dict[str, int]:
+def marks(page: Page) -> dict[str, int]:
     """Return how many marks each plot has."""
     found: dict[str, int] = page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll("figure.plot")].map((f) =>
@@ -123,7 +101,7 @@ def test_a_page_of_the_command_can_be_read_on_desk_and_phone_by_day_and_night(
                 all_open(page, False)
             assert asked(page, "clashes()") == []
             assert asked(page, "smallTexts(11)") == []
-            assert all(marks > 0 for marks in drawn(page).values())
+            assert all(count > 0 for count in marks(page).values())
 
 
 def test_a_page_of_the_command_has_every_plot_and_its_verdict(
@@ -135,7 +113,7 @@ def test_a_page_of_the_command_has_every_plot_and_its_verdict(
     assert len(audit["heat"]) == 3
     assert audit["heat"][0]["hours"] == list(range(24))
     with opened(browser, pages["before"]) as page:
-        assert {*drawn(page)} == plots_of(audit)
+        assert {*marks(page)} == plots_of(audit)
         assert page.locator(".headline").text_content() == audit["verdict"]["headline"]
         assert page.locator("article.finding").count() == 5
         told = page.locator("#metric").inner_text()

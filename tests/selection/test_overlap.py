@@ -20,15 +20,13 @@ from fedipw.tables import partitions
 from fedipw.tables.design import Missing
 from fedipw.tables.partitions import Block
 from fedipw.tables.table import Table
+from worlds import World, population_table
 
 
 def people(n: int = 5_000) -> pl.DataFrame:
-    rng = np.random.default_rng(3)
-    age, os_ = rng.normal(size=n), rng.choice(["ios", "web", "droid"], n)
-    odds = 2.0 * age - 1.5 + (os_ == "ios")
-    return pl.DataFrame(
-        {"age": age, "os": os_, "enrolled": rng.random(n) < 1.0 / (1.0 + np.exp(-odds))}
-    )
+    odds = 2.0 * pl.col("age") - 1.5 + (pl.col("os") == "ios")
+    world = World(size=n, seed=3, covariates=("age", "os"), enrollment=odds)
+    return population_table(world).drop("unit_id")
 
 
 def written(frame: pl.DataFrame, folder: Path) -> Table:

@@ -14,8 +14,9 @@ from fedipw.selection.classifiers import Classifier
 from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import ParticipationSettings, Source, Window
 from fedipw.selection.steps import Formulas, ReplyHistory
+from worlds import Log
 
-from .rounds import STORES, Log, Stores, all_rounds, learner_of, played, random_log
+from .learner import STORES, Stores, all_rounds, fitted_prob, learner_of, played, random_log
 
 PAST, SAME = Window.PAST, Window.SAME_ROUND
 SEED = 9
@@ -67,7 +68,7 @@ def test_a_past_fit_is_logistic_regression_on_all_earlier_rounds(at: int, store:
     log = random_log()
     found = all_rounds(log, store=store)[at]
     assert found.source is Source.MODEL
-    np.testing.assert_allclose(found.prob, log.fitted_prob(slice(0, at), at), rtol=1e-9)
+    np.testing.assert_allclose(found.prob, fitted_prob(log, slice(0, at), at), rtol=1e-9)
 
 
 @stores
@@ -78,7 +79,7 @@ def test_a_rolling_fit_is_logistic_regression_on_the_last_rounds(last: int, stor
     for at, found in enumerate(all_rounds(log, rolling, store=store)[1:], start=1):
         rounds = slice(max(0, at - last), at)
         assert found.source is Source.MODEL
-        np.testing.assert_allclose(found.prob, log.fitted_prob(rounds, at), rtol=1e-9)
+        np.testing.assert_allclose(found.prob, fitted_prob(log, rounds, at), rtol=1e-9)
 
 
 @stores
@@ -87,7 +88,7 @@ def test_fits_are_kept_for_as_many_rounds_as_asked(store: Stores) -> None:
     log = random_log(rounds=11)
     found = all_rounds(log, ParticipationSettings(refit_every=3), store=store)
     for at, until in {1: 1, 2: 2, 3: 3, 4: 3, 5: 3, 6: 6, 7: 6, 8: 6, 9: 9, 10: 9}.items():
-        np.testing.assert_allclose(found[at].prob, log.fitted_prob(slice(0, until), at), rtol=1e-9)
+        np.testing.assert_allclose(found[at].prob, fitted_prob(log, slice(0, until), at), rtol=1e-9)
 
 
 def test_a_past_fit_does_not_depend_on_which_rounds_were_asked_for() -> None:
@@ -106,7 +107,7 @@ def test_a_same_round_fit_is_logistic_regression_on_that_round(at: int, store: S
     log = random_log()
     found = all_rounds(log, same_round(), store=store)[at]
     assert found.source is Source.MODEL
-    np.testing.assert_allclose(found.prob, log.fitted_prob(slice(at, at + 1), at), rtol=1e-9)
+    np.testing.assert_allclose(found.prob, fitted_prob(log, slice(at, at + 1), at), rtol=1e-9)
 
 
 def exact_replies(clients: int, count: int) -> BoolArray:
@@ -212,7 +213,7 @@ def test_after_separation_more_rounds_give_a_model_again() -> None:
     assert [f.source for f in found[1:4]] == [Source.SEPARATED_RATE] * 3
     assert found[4].source is Source.MODEL
     for at in range(4, 8):
-        np.testing.assert_allclose(found[at].prob, log.fitted_prob(slice(0, at), at), rtol=1e-9)
+        np.testing.assert_allclose(found[at].prob, fitted_prob(log, slice(0, at), at), rtol=1e-9)
 
 
 @stores
@@ -309,7 +310,7 @@ def test_a_round_without_any_past_fit_can_be_looked_at() -> None:
     (rows,) = model.step_rows(silent)
     model.close(silent)
     assert rows.source is Source.MODEL
-    np.testing.assert_allclose(rows.prob, log.fitted_prob(slice(0, 2), 3), rtol=1e-9)
+    np.testing.assert_allclose(rows.prob, fitted_prob(log, slice(0, 2), 3), rtol=1e-9)
     replied = log.replied.copy()
     replied[3] = False
     other = log._replace(replied=replied)

@@ -26,8 +26,9 @@ from fedipw.selection.steps import Formulas, participation_steps
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.tables import partitions
 from fedipw.tables.ledger import Round
+from worlds import Log
 
-from .rounds import STORES, Log, Stores, in_blocks, learner_of, played, random_log
+from .learner import STORES, Stores, fitted_prob, in_blocks, learner_of, played, random_log
 
 CLIENTS, ROUNDS, SEED = 150, 8, 4
 LOG = random_log(0, ROUNDS, CLIENTS, static=2, rate=-0.6)
@@ -205,7 +206,7 @@ def test_a_client_with_missing_values_that_no_round_lists_is_no_matter() -> None
         model.open(Round(index=r + 1, rows=others, table=table[others]))
         found = model.prob(log.replied[r, others])
         model.close(log.replied[r, others])
-    expected = part.fitted_prob(slice(0, 3), 3)[part.replied[3]]
+    expected = fitted_prob(part, slice(0, 3), 3)[part.replied[3]]
     np.testing.assert_allclose(found.prob, expected, rtol=1e-9)
 
 

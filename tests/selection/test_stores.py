@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 
+import worlds
 from fedipw.errors import InputError, SeparationError
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
@@ -240,21 +241,14 @@ def test_panels_blocks_files_and_arrays_say_the_same_of_separation(
 
 def ledger_world(tmp_path: Path) -> tuple[Members, Ledger]:
     """Return 300 clients and five rounds; ``net`` is 5g for some replies of round 4 only."""
-    rng = np.random.default_rng(3)
-    members = Members(pl.DataFrame({"unit_id": range(300), "age": rng.normal(size=300)}))
-    ledger = Ledger(tmp_path / "rounds")
-    for index in range(1, 6):
-        net = rng.choice(["wifi", "cell"], 300)
-        if index == 4:
-            net = np.where(np.arange(300) < 10, "5g", net)
-        replied = (rng.random(300) < 0.4) | ((index == 4) & (np.arange(300) < 5))
-        ledger.append(
-            index,
-            pl.DataFrame(
-                {"unit_id": range(300), "invited": [True] * 300, "replied": replied, "net": net}
-            ),
-        )
-    return members, ledger
+    drawn = worlds.World(
+        size=300, rounds=5, seed=3, changing=("net",), enrollment=worlds.EVERYONE,
+        reply=pl.lit(-0.4),
+    )  # fmt: skip
+    given, place = worlds.drawn(drawn), pl.int_range(pl.len())
+    net = pl.when(place < 10).then(pl.lit("5g")).otherwise("net")
+    given.changed(4, net=net, replied=pl.col("replied") | (place < 5)).write(tmp_path)
+    return Members(given.people.drop("enrolled")), Ledger(tmp_path / "rounds")
 
 
 def rounds_of(ledger: Ledger) -> list[tuple[Round, BoolArray]]:

@@ -19,6 +19,7 @@ from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan, Record, Replay
+from worlds import World, drawn
 
 CLIENTS, ROUNDS = 300, 6
 
@@ -27,26 +28,22 @@ class Log:
     """A population in which nobody of one system is enrolled, and its rounds."""
 
     def __init__(self, folder: Path, *, silent: tuple[int, ...] = ()) -> None:
-        rng = np.random.default_rng(3)
-        self.z = rng.normal(size=CLIENTS)
-        self.system = rng.choice(["a", "b", "c"], CLIENTS)
-        self.enrolled = (rng.random(CLIENTS) < 1 / (1 + np.exp(-self.z))) & (self.system != "c")
-        self.people = pl.DataFrame(
-            {"unit_id": np.arange(CLIENTS), "enrolled": self.enrolled, "z": self.z,
-             "os": self.system}
+        odds = pl.when(pl.col("os") == "web").then(-np.inf).otherwise("z")
+        quiet = pl.col("round").is_in([r + 1 for r in silent])
+        given = drawn(
+            World(
+                size=CLIENTS, rounds=ROUNDS, seed=3, covariates=("z", "os"), changing=("x", "net"),
+                enrollment=odds, reply=pl.when(quiet).then(-np.inf).otherwise(pl.col("x") - 0.5),
+            )
         )  # fmt: skip
-        self.table = folder / "people.parquet"
-        self.people.write_parquet(self.table)
-        n = int(self.enrolled.sum())
-        self.x = rng.normal(size=(ROUNDS, n))
-        self.net = rng.choice(["wifi", "cell", "wifi"], (ROUNDS, n))
-        self.replied = rng.random((ROUNDS, n)) < 1 / (1 + np.exp(0.5 - self.x))
-        self.replied[list(silent)] = False
+        given.write(folder)
+        self.people, self.table = given.people, folder / "people.parquet"
         self.ledger = Ledger(folder / "rounds")
-        for r in range(ROUNDS):
-            table = {"unit_id": np.flatnonzero(self.enrolled), "invited": np.ones(n, dtype=bool)}
-            table |= {"replied": self.replied[r], "x": self.x[r], "net": self.net[r]}
-            self.ledger.append(r + 1, pl.DataFrame(table))
+        names = ("z", "os", "enrolled")
+        self.z, self.system, self.enrolled = (self.people[name].to_numpy() for name in names)
+        self.x, self.net, self.replied = (
+            np.stack([t[name].to_numpy() for t in given.rounds]) for name in ("x", "net", "replied")
+        )
 
     def weights(self, plan: Plan) -> tuple[pl.DataFrame, Record]:
         replay = Replay(enrollment_stage(Population(self.table), "z"), self.ledger, plan)
@@ -57,7 +54,7 @@ class Log:
         wifi = (self.net[r] == "wifi").astype(float)
         common = float(wifi.mean() > 0.5)
         X = np.column_stack([
-            self.z, self.system == "b", self.system == "c", np.full(CLIENTS, self.x[r].mean()),
+            self.z, self.system == "ios", self.system == "web", np.full(CLIENTS, self.x[r].mean()),
             np.full(CLIENTS, common),
         ]).astype(float)  # fmt: skip
         X[self.enrolled, 3], X[self.enrolled, 4] = self.x[r], wifi
@@ -74,7 +71,7 @@ def test_collapsed_weights_are_those_of_one_model_of_everyone(tmp_path: Path) ->
     pooled = replace(
         PLAN, settings=ParticipationSettings(window=Window.POOLED, estimator=Newton(0.5))
     )
-    got, _ = log.weights(pooled)  # the ridge, since nobody of system c ever replies
+    got, _ = log.weights(pooled)  # the ridge, since nobody of the web ever replies
     rows = [log.everyone(r) for r in range(ROUNDS)]
     fit = NewtonLogistic(l2=0.5).fit(
         np.vstack([X for X, _ in rows]), np.hstack([y for _, y in rows])
@@ -114,18 +111,10 @@ def test_a_due_refit_waits_for_the_next_round_with_replies(
 
 
 def test_late_refits_cost_two_passes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(8)
-    n, ledger = 4_000, Ledger(tmp_path / "rounds")
-    z = rng.normal(size=2 * n)
-    enrolled = rng.random(2 * n) < 0.5
-    people = pl.DataFrame({"unit_id": np.arange(2 * n), "enrolled": enrolled, "z": z})
-    people.write_parquet(tmp_path / "people.parquet")
-    ids = np.flatnonzero(enrolled)
-    for index in range(1, 41):
-        x = rng.normal(size=len(ids))
-        replied = rng.random(len(ids)) < 1 / (1 + np.exp(1.0 - x - 0.5 * z[ids]))
-        table = {"unit_id": ids, "invited": replied, "replied": replied, "x": x}
-        ledger.append(index, pl.DataFrame(table))
+    odds = pl.col("x") + 0.5 * pl.col("z") - 1.0
+    world = World(size=8_000, rounds=40, seed=8, covariates=("z",), reply=odds)
+    drawn(world).write(tmp_path)
+    ledger = Ledger(tmp_path / "rounds")
     passes = []
     for last in (20, 40):
         few = Ledger(tmp_path / f"first-{last}")

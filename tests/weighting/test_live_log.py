@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from scipy.special import expit
 
 from fedipw.errors import InputError
 from fedipw.numerics import BoolArray
@@ -22,10 +21,11 @@ from fedipw.weighting.live import Live
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan, Replay
 from fedipw.weighting.weigher import RoundWeights
+from worlds import STEPS, Tables, World, drawn
 
 
 @dataclass
-class World:
+class Rounds:
     """A population on disk, and rounds drawn for it."""
 
     folder: Path
@@ -36,26 +36,22 @@ class World:
         return Ledger(self.folder / name)
 
 
-def world(folder: Path, *, seed: int = 0, rounds: int = 8, steps: int = 1) -> World:
+def world(folder: Path, *, steps: int = 1) -> Rounds:
     """Network 3g occurs from round 4 on; in round 6 nobody replies."""
-    rng, size = np.random.default_rng(seed), 400
-    age, system = rng.normal(size=size), rng.choice(["ios", "web"], size)
-    enrolled = rng.random(size) < expit(0.7 * age + 0.5 * (system == "ios"))
-    frame = pl.DataFrame({"unit_id": range(size), "age": age, "os": system, "enrolled": enrolled})
-    frame.write_parquet(folder / "people.parquet")
-    ids, drawn = np.flatnonzero(enrolled), []
-    for index in range(1, rounds + 1):
-        kinds = ["4g", "wifi"] if index < 4 else ["3g", "4g", "wifi"]
-        network, battery = rng.choice(kinds, len(ids)), rng.random(len(ids))
-        available = rng.random(len(ids)) < expit(0.5 + 0.5 * age[ids])
-        odds = -0.5 + 0.6 * age[ids] + battery + 0.5 * (network == "wifi")
-        invited = available & (rng.random(len(ids)) < 0.7) if steps == 3 else available | True
-        replied = invited & (rng.random(len(ids)) < expit(odds)) & (index != 6)
-        table = {"unit_id": ids, "invited": invited, "network": network, "battery": battery}
-        if steps == 3:
-            table |= {"available": available, "invite_prob": np.full(len(ids), 0.7)}
-        drawn.append((pl.DataFrame(table), replied))
-    return World(folder, enrollment_stage(Population(folder / "people.parquet")), drawn)
+    odds = -0.5 + 0.6 * pl.col("age") + pl.col("battery") + 0.5 * (pl.col("network") == "wifi")
+    given = drawn(
+        World(
+            rounds=8, covariates=("age", "os"), changing=("network", "battery"),
+            steps=STEPS if steps == 3 else (),
+            enrollment=0.7 * pl.col("age") + 0.5 * (pl.col("os") == "ios"),
+            reply=pl.when(pl.col("round") != 6).then(odds).otherwise(-np.inf),
+        )
+    )  # fmt: skip
+    for index in (1, 2, 3):
+        given = given.changed(index, network=pl.col("network").replace("3g", "4g"))
+    Tables(given.people).write(folder)
+    rounds = [(t.drop("round", "replied"), t["replied"].to_numpy()) for t in given.rounds]
+    return Rounds(folder, enrollment_stage(Population(folder / "people.parquet")), rounds)
 
 
 def plan(method: str = "fedipw", missing: Missing = Missing.DROP, **settings: object) -> Plan:
@@ -75,7 +71,7 @@ def lived(live: Live, rounds: list[tuple[pl.DataFrame, BoolArray]]) -> list[Roun
     return out
 
 
-def offline(given: World, how: Plan, ledger: Ledger) -> dict[int, pl.DataFrame]:
+def offline(given: Rounds, how: Plan, ledger: Ledger) -> dict[int, pl.DataFrame]:
     return {table["round"][0]: table for table in Replay(given.stage, ledger, how)}
 
 

@@ -1,9 +1,8 @@
 """``fedipw weights`` against a slow reference that reads the same tables by the book."""
 
-import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.command import fedipw
+from cli.command import Files, fedipw
 from fedipw.selection.enrollment import enrollment_stage
 from fedipw.selection.participation import Participation, ParticipationSettings, panel
 from fedipw.selection.steps import Formulas, participation_steps
@@ -22,102 +21,36 @@ from fedipw.tables.ledger import Round
 from fedipw.tables.population import Population
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.weigher import StagedEnrollment, Weigher
+from worlds import Tables, World, drawn
 
 Array = np.ndarray[Any, Any]
 CLOSE = 1e-8
-
-
-@dataclass(frozen=True)
-class World:
-    """A population and its closed rounds."""
-
-    people: pl.DataFrame
-    rounds: tuple[pl.DataFrame, ...]
-
-    @property
-    def inside(self) -> pl.DataFrame:
-        return self.people.filter("enrolled")
-
-    def changed(self, index: int, **columns: pl.Expr | pl.Series) -> "World":
-        """Return the world with other columns in one round, counted from 1."""
-        rounds = list(self.rounds)
-        rounds[index - 1] = rounds[index - 1].with_columns(**columns)
-        return replace(self, rounds=tuple(rounds))
-
-    def put(self, where: Path) -> None:
-        self.people.write_parquet(where / "people.parquet")
-        self.inside.drop("enrolled").write_parquet(where / "enrolled.parquet")
-        (where / "rounds").mkdir(exist_ok=True)
-        for k, table in enumerate(self.rounds, 1):
-            table.write_parquet(where / "rounds" / f"round-{k:06d}.parquet")
 
 
 def sigmoid(odds: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-odds))
 
 
-def world(
-    seed: int = 0,
-    *,
-    size: int = 400,
-    rounds: int = 13,
-    steps: tuple[str, ...] = (),
-    category: bool = False,
-) -> World:
-    """Return a world whose ledger tells of ``steps``: available, invite_prob, both or none."""
-    rng = np.random.default_rng(seed)
-    z = rng.normal(size=(size, 2))
-    z[:, 1] = np.sign(z[:, 1])
-    columns: dict[str, Any] = {
-        "unit_id": [f"u{i}" for i in range(size)],
-        "enrolled": rng.random(size) < sigmoid(0.2 + z @ [0.7, 0.4]),
-        "z1": z[:, 0],
-        "z2": z[:, 1],
-    }
-    if category:
-        columns["os"] = rng.choice(["android", "ios", "web"], size)
-    people = pl.DataFrame(columns)
-    inside = people.filter("enrolled")
-    made, n, z1 = [], inside.height, inside["z1"].to_numpy()
-    for k in range(1, rounds + 1):
-        x, prob = rng.normal(size=n), rng.uniform(0.5, 1.0, n)
-        there = rng.random(n) < sigmoid(1.0 + 0.5 * z1)
-        there |= "available" not in steps
-        invited = there & ((rng.random(n) < prob) | ("invite_prob" not in steps))
-        replied = invited & (rng.random(n) < sigmoid(-0.5 + 0.8 * x + 0.4 * z1))
-        table = pl.DataFrame(
-            {
-                "round": np.full(n, k),
-                "unit_id": inside["unit_id"],
-                "available": there,
-                "invited": invited,
-                "invite_prob": pl.Series(prob).zip_with(pl.Series(there), pl.Series([None] * n)),
-                "replied": replied,
-                "x": pl.Series(x).zip_with(pl.Series(there), pl.Series([None] * n)),
-            }
-        )
-        made.append(table.drop({"available", "invite_prob"} - {*steps}))
-    return World(people, tuple(made))
+def world(seed: int = 0, *, category: bool = False, **options: Any) -> Tables:
+    """Return a world in which z2 is -1 or 1, with a category or without."""
+    odds = 0.2 + 0.7 * pl.col("z1") + 0.4 * pl.col("z2").sign()
+    given = World(
+        seed=seed, ids="u{}", covariates=("z1", "z2", "os") if category else ("z1", "z2"),
+        enrollment=odds, **{"rounds": 13, **options},
+    )  # fmt: skip
+    made = drawn(given)
+    return replace(made, people=made.people.with_columns(pl.col("z2").sign()))
 
 
 def weighed(
-    given: World, *options: object, targets: dict[str, float] | None = None
+    given: Tables, *options: object, targets: dict[str, float] | None = None
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Return the command's table of a world and its summary."""
     with tempfile.TemporaryDirectory() as directory:
         where = Path(directory)
-        given.put(where)
-        source: tuple[object, ...] = ("--population", where / "people.parquet")
-        if targets is not None:
-            lines = "".join(f"{name},{value!r}\n" for name, value in targets.items())
-            (where / "targets.csv").write_text(f"name,value\n{lines}")
-            source = ("--enrolled", where / "enrolled.parquet", "--targets", where / "targets.csv")
-        code, out, err = fedipw(
-            "weights", *source, "--rounds", where / "rounds", "--out", where / "w.parquet",
-            "--json", *options,
-        )  # fmt: skip
-        assert code == 0, err
-        return pl.read_parquet(where / "w.parquet"), json.loads(out)
+        given.write(where, targets=targets)
+        files = Files(given.people, given.rounds, where=where)
+        return files.weighed(*options, source="population" if targets is None else "targets")
 
 
 # The reference: plain loops, and maximum likelihood by iteratively reweighted least squares.
@@ -161,12 +94,12 @@ def past_of(flags: list[dict[str, bool]], index: int, unit: str) -> list[float]:
     return [float(index - 1 in yes), (len(yes) + 1) / (len(before) + 2), float(index - last)]
 
 
-def past_columns(given: World, flag: str, index: int) -> Array:
+def past_columns(given: Tables, flag: str, index: int) -> Array:
     flags = [dict(zip(t["unit_id"], t[flag], strict=True)) for t in given.rounds]
     return np.array([past_of(flags, index, u) for u in given.rounds[index - 1]["unit_id"]])
 
 
-def covariates(given: World, label: str, *, history: bool, day: float = 24.0) -> Iterator[Array]:
+def covariates(given: Tables, label: str, *, history: bool, day: float = 24.0) -> Iterator[Array]:
     """Yield a step's covariates in each round, (n, q)."""
     known = given.people.drop("enrolled")
     for k, table in enumerate(given.rounds, 1):
@@ -206,7 +139,7 @@ def step_probs(
 
 
 def participation(
-    given: World,
+    given: Tables,
     *,
     fit: str = "past",
     every: int = 10,
@@ -232,7 +165,7 @@ def participation(
     return out
 
 
-def enrollment(given: World, present: Array | None = None) -> Array:
+def enrollment(given: Tables, present: Array | None = None) -> Array:
     """Return P(enrolled) of the enrolled, fitted with those enrolled who are ``present``, (n,)."""
     Z, labels = static(given.people), given.people["enrolled"].to_numpy().copy()
     inside = np.flatnonzero(labels)
@@ -240,7 +173,7 @@ def enrollment(given: World, present: Array | None = None) -> Array:
     return prob(maximum(Z, labels.astype(float)), Z[inside])
 
 
-def expected(given: World, part: list[Array]) -> pl.DataFrame:
+def expected(given: Tables, part: list[Array]) -> pl.DataFrame:
     """Return the reference's table with the weights of four schemes."""
     size, inside = given.people.height, given.inside
     by_id = pl.DataFrame({"unit_id": inside["unit_id"], "enrollment_prob": enrollment(given)})
@@ -340,8 +273,8 @@ def test_a_round_in_which_nothing_is_known_of_the_replies_is_skipped_under_drop(
     lost = int(given.rounds[2]["replied"].sum())
     assert summary["left_out"] == summary["replies"] - summary["weighed"] == lost
     without = [t for k, t in enumerate(unknown.rounds, 1) if k != 3]
-    part = participation(World(given.people, tuple(without)), fit=fit)
-    wanted = expected(World(given.people, tuple(without)), part)["participation_prob"]
+    part = participation(Tables(given.people, without), fit=fit)
+    wanted = expected(Tables(given.people, without), part)["participation_prob"]
     np.testing.assert_allclose(got["participation_prob"], wanted, rtol=CLOSE)
 
 
@@ -367,7 +300,7 @@ def test_under_past_a_round_is_weighed_without_its_own_replies_or_later_ones(
 # Calibrated enrollment.
 
 
-def everyone_replies(given: World, *indices: int) -> World:
+def everyone_replies(given: Tables, *indices: int) -> Tables:
     for k in indices:
         given = given.changed(k, replied=pl.col("invited"))
     return given
@@ -469,7 +402,7 @@ def test_the_simulators_weigher_gives_the_same_weights(history: bool) -> None:
 # Enrollment that changes.
 
 
-def changing(given: World, kind: str) -> tuple[World, list[Array]]:
+def changing(given: Tables, kind: str) -> tuple[Tables, list[Array]]:
     """Return a world in which some join in round 4 and others leave in round 9; who is present."""
     rounds = len(given.rounds)
     rng, n = np.random.default_rng(9), given.people.height
@@ -493,14 +426,14 @@ def changing(given: World, kind: str) -> tuple[World, list[Array]]:
         kept = table.filter(pl.Series(here[inside]))
         named = kept if kind == "rounds" else kept.with_columns(opened_at=pl.lit(at[k - 1]))
         tables.append(named)
-    return World(people, tuple(tables)), present
+    return Tables(people, tables), present
 
 
 @pytest.mark.parametrize("kind", ["rounds", "dates", "times"])
 def test_a_round_uses_the_enrollment_and_history_of_those_enrolled_then(kind: str) -> None:
     given, present = changing(world(9, rounds=12), kind)
     plain = replace(given, people=given.people.drop("enrolled_from", "enrolled_until"))
-    plain = replace(plain, rounds=tuple(t.drop("opened_at", strict=False) for t in given.rounds))
+    plain = replace(plain, rounds=[t.drop("opened_at", strict=False) for t in given.rounds])
     got, summary = weighed(given, "--history", "--refit-every", 1)
     part = participation(plain, history=True, every=1)
     ids, pieces = plain.inside["unit_id"], []
@@ -553,7 +486,7 @@ def test_enrollment_that_changes_is_fitted_in_blocks_of_a_large_table(
     row = inside.select("unit_id", invited=True, replied=rng.random(inside.height) < 0.5)
     early = row.join(people.filter(~joins), on="unit_id", how="semi", maintain_order="left")
     rounds = [early.with_columns(round=1), row.with_columns(round=2)]
-    given = World(people, tuple(rounds))
+    given = Tables(people, rounds)
     got, _ = weighed(given, "--participation", "z1")
     for k, here in ((1, ~joins.to_numpy()), (2, np.ones(size, bool))):
         Z, labels = people.select("z1", "z2").to_numpy(), people["enrolled"].to_numpy() & here
@@ -594,10 +527,10 @@ def test_saved_models_of_other_columns_are_refused(
     options = ("--participation-fit", "pooled", "--save-models", tmp_path / "models")
     weighed(world(12, rounds=4), *options)
     other = world(12, rounds=4, steps=steps)
-    World(
+    Tables(
         other.people.rename(change, strict=False),
-        tuple(t.rename(change, strict=False) for t in other.rounds),
-    ).put(tmp_path)
+        [t.rename(change, strict=False) for t in other.rounds],
+    ).write(tmp_path)
     code, _, err = fedipw(
         "weights", "--population", tmp_path / "people.parquet", "--rounds", tmp_path / "rounds",
         "--out", tmp_path / "w.csv", "--models", tmp_path / "models",
@@ -612,10 +545,10 @@ def test_steps_that_everybody_passed_have_probability_one(fit: str) -> None:
     plain = world(4)
     sure = replace(
         plain,
-        rounds=tuple(
+        rounds=[
             table.with_columns(available=pl.lit(True), invite_prob=pl.lit(1.0))
             for table in plain.rounds
-        ),
+        ],
     )
     expected, _ = weighed(plain, "--participation-fit", fit)
     got, _ = weighed(sure, "--participation-fit", fit)

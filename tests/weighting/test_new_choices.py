@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cli.weights_files import WeightsFiles
+from cli.command import Files
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import Testbed
 from fedipw.numerics import FloatArray
@@ -19,7 +19,8 @@ from fedipw.weighting.functions import TrimReport
 from fedipw.weighting.methods import METHODS, method_named
 from fedipw.weighting.pipeline import BASES, GUARDS, Base, Guard, Probabilities
 from fedipw.weighting.weigher import EnrollmentState, Replies
-from flower.small import INSIDE, Small
+from flower.federations import INSIDE, Small
+from worlds import NONLINEAR
 
 
 @final
@@ -84,7 +85,7 @@ def test_it_is_known_by_name_among_the_others() -> None:
 
 
 def test_it_weighs_a_ledger(tmp_path: Path) -> None:
-    got, summary = WeightsFiles.put(tmp_path).weighed("--scheme", NAME)
+    got, summary = Files.of(NONLINEAR, tmp_path).put().weighed("--scheme", NAME)
     assert summary["method"] == NAME
     assert summary["trimmed"] > 0
     for _, table in got.group_by("round"):

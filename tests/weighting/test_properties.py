@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fedipw.weighting.pipeline import Influence, Method, Probabilities, Weighing
 from fedipw.weighting.replay import Observer, Plan, Replay
 from fedipw.weighting.sources import TrueParticipation
 from fedipw.weighting.weigher import EnrollmentState, FixedEnrollment, RoundWeights, Weigher
+from worlds import World, drawn, enrollment_prob, reply_prob
 
 ROUNDS, SIZE = 6, 400
 SETTINGS = ParticipationSettings(refit_every=2, per_coefficient=3.0)
@@ -35,12 +36,15 @@ LIVE = [
 ]
 
 
-def sigmoid(odds: np.ndarray) -> np.ndarray:
-    return np.asarray(1.0 / (1.0 + np.exp(-odds)))
+WORLD = World(
+    size=SIZE, rounds=ROUNDS, covariates=("z1", "z2"),
+    enrollment=-0.5 + 0.9 * pl.col("z1") + 0.5 * pl.col("z2"),
+    reply=-0.2 + 0.9 * pl.col("x") + 0.5 * pl.col("z1") - 3.5 * (pl.col("round") == ROUNDS),
+)  # fmt: skip
 
 
 @dataclass
-class World:
+class Selected:
     """A population that enrolls by choice, and rounds of which one has few replies."""
 
     people: pl.DataFrame
@@ -49,25 +53,15 @@ class World:
     part: list[np.ndarray]  # true participation probabilities of the enrolled
 
     @classmethod
-    def drawn(cls, folder: Path, seed: int) -> World:
-        rng = np.random.default_rng(seed)
-        z = rng.normal(size=(SIZE, 2))
-        prob = sigmoid(-0.5 + z @ [0.9, 0.5])
-        people = pl.DataFrame(
-            {"unit_id": np.arange(SIZE), "enrolled": rng.random(SIZE) < prob, "z1": z[:, 0],
-             "z2": z[:, 1]}
-        )  # fmt: skip
-        inside = people.filter("enrolled")
-        ledger, part, n = Ledger(folder / "rounds"), [], inside.height
-        for index in range(1, ROUNDS + 1):
-            x = rng.normal(size=n)
-            odds = -0.2 + 0.9 * x + 0.5 * inside["z1"].to_numpy() - 3.5 * (index == ROUNDS)
-            part.append(sigmoid(odds))
-            replied = rng.random(n) < part[-1]
-            replied[0] = True
-            table = {"unit_id": inside["unit_id"], "invited": np.ones(n, dtype=bool)}
-            ledger.append(index, pl.DataFrame({**table, "replied": replied, "x": x}))
-        return cls(people, prob, ledger, part)
+    def drawn(cls, folder: Path, seed: int) -> Selected:
+        given, first = replace(WORLD, seed=seed), pl.int_range(pl.len()) == 0
+        tables = drawn(given)
+        tables.rounds = [t.with_columns(pl.col("replied") | first) for t in tables.rounds]
+        tables.write(folder)
+        log = tables.log.partition_by("round", maintain_order=True)
+        part = [reply_prob(given, rows) for rows in log]
+        prob = enrollment_prob(given, tables.people)
+        return cls(tables.people, prob, Ledger(folder / "rounds"), part)
 
     def table(self) -> EnrollmentStage:
         """Return enrollment by the population table."""
@@ -113,7 +107,7 @@ class World:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_two_methods_give_equal_weights(tmp_path: Path, seed: int) -> None:
     """Each pair differs on noisy totals or on a population table, if not on both."""
-    world = World.drawn(tmp_path, seed)
+    world = Selected.drawn(tmp_path, seed)
     table, totals = world.table(), world.totals()
     found: dict[str, dict[str, np.ndarray]] = {"table": {}, "totals": {}}
     for name, method in METHODS.items():
@@ -141,7 +135,7 @@ def test_no_two_methods_give_equal_weights(tmp_path: Path, seed: int) -> None:
 
 
 def test_only_the_noise_aware_method_reads_standard_errors(tmp_path: Path) -> None:
-    world = World.drawn(tmp_path, 3)
+    world = Selected.drawn(tmp_path, 3)
     noisy = world.totals()
     given = noisy.population.targets
     assert given is not None
@@ -205,7 +199,7 @@ def test_no_weight_exceeds_the_influence_that_was_announced(
 ) -> None:
     seed = data.draw(st.integers(0, 10_000))
     trim = data.draw(st.sampled_from([None, 1.0, 1.5, 4.0]))
-    world = World.drawn(tmp_path_factory.mktemp("world"), seed)
+    world = Selected.drawn(tmp_path_factory.mktemp("world"), seed)
     for stage in (world.table(), world.totals()):
         for name in LIVE:
             if METHODS[name].uses_enrollment and not stage.population.lists_everyone:
@@ -226,7 +220,7 @@ def test_no_weight_exceeds_the_influence_that_was_announced(
 
 def test_weights_of_either_sign_have_no_bound_before_a_round(tmp_path: Path) -> None:
     """GREG and self-normalised signed weights can be of any size; calibrated ones are known."""
-    world = World.drawn(tmp_path, 0)
+    world = Selected.drawn(tmp_path, 0)
     unknown = {"greg", "greg-hajek", "calibrated-linear-hajek"}
     for name in LIVE:
         seen = Bounded()
@@ -239,7 +233,7 @@ def test_weights_of_either_sign_have_no_bound_before_a_round(tmp_path: Path) -> 
 
 
 def test_a_change_of_enrollment_leaves_the_printed_bound_open(tmp_path: Path) -> None:
-    world = World.drawn(tmp_path, 0)
+    world = Selected.drawn(tmp_path, 0)
     joins = pl.when(pl.col("z1") > 0).then(2).alias("enrolled_from")
     stage = enrollment_stage(Population(world.people.with_columns(joins)))
     plan = Plan(method=method_named("fedipw"))

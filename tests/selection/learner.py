@@ -1,4 +1,4 @@
-"""Rounds of the same clients as arrays, and what a learner says of them."""
+"""Learners of participation, and what they say of the rounds of a log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from scipy.special import expit
 
-from fedipw.numerics import BoolArray, FloatArray
+from fedipw.numerics import FloatArray
 from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import (
     Participation,
@@ -19,8 +18,7 @@ from fedipw.selection.participation import (
     panel,
 )
 from fedipw.selection.steps import Formulas, participation_steps
-from fedipw.tables.ledger import Round
-from fedipw.tables.population import Members
+from worlds import EVERYONE, Log, World, arrays
 
 Stores = Callable[[ParticipationSettings], StoreMaker | None]
 
@@ -39,45 +37,22 @@ def in_blocks(settings: ParticipationSettings) -> StoreMaker | None:
 STORES = {"panel": in_panel, "blocks": in_blocks}
 
 
-class Log(NamedTuple):
-    """Constant covariates (n, q_z), covariates (R, n, q_x) and replies (R, n)."""
-
-    static: FloatArray
-    covariates: FloatArray
-    replied: BoolArray
-
-    def members(self) -> Members:
-        """Return the clients, whose columns are z1, z2 and so on."""
-        ids, names = range(len(self.static)), [f"z{j + 1}" for j in range(self.static.shape[1])]
-        return Members(
-            pl.DataFrame({"unit_id": ids, **dict(zip(names, self.static.T, strict=True))})
-        )
-
-    def round(self, r: int) -> Round:
-        """Return a round, counted from 0, whose columns are x1, x2 and so on."""
-        columns = {f"x{j + 1}": x for j, x in enumerate(self.covariates[r].T)}
-        return Round(index=r + 1, rows=np.arange(len(self.static)), table=pl.DataFrame(columns))
-
-    def stacked(self, rounds: slice) -> tuple[FloatArray, BoolArray]:
-        """Return rows (z, x) and replies of some rounds."""
-        x = self.covariates[rounds]
-        X = np.column_stack([np.tile(self.static, (len(x), 1)), x.reshape(-1, x.shape[2])])
-        return X, self.replied[rounds].ravel()
-
-    def fitted_prob(self, rounds: slice, at: int) -> FloatArray:
-        """Return what logistic regression on ``rounds`` says of all clients in round ``at``."""
-        model = NewtonLogistic().fit(*self.stacked(rounds))
-        return model.predict_proba(self.stacked(slice(at, at + 1))[0])[:, 1]
-
-
 def random_log(
     seed: int = 0, rounds: int = 5, clients: int = 120, static: int = 1, rate: float = -0.7
 ) -> Log:
-    """Return rounds in which replies depend on z1 and x1."""
-    rng = np.random.default_rng(seed)
-    z, x = rng.normal(size=(clients, static)), rng.normal(size=(rounds, clients, 1))
-    log_odds = rate + 0.5 * z[:, 0] + 0.7 * x[:, :, 0]
-    return Log(z, x, rng.random((rounds, clients)) < expit(log_odds))
+    """Return rounds in which replies depend on z1 and x1; everybody is enrolled."""
+    world = World(
+        size=clients, rounds=rounds, seed=seed, enrollment=EVERYONE, changing=("x1",),
+        covariates=tuple(f"z{j + 1}" for j in range(static)),
+        reply=rate + 0.5 * pl.col("z1") + 0.7 * pl.col("x1"),
+    )  # fmt: skip
+    return arrays(world)
+
+
+def fitted_prob(log: Log, rounds: slice, at: int) -> FloatArray:
+    """Return what logistic regression on ``rounds`` says of all clients in round ``at``."""
+    model = NewtonLogistic().fit(*log.stacked(rounds))
+    return model.predict_proba(log.stacked(slice(at, at + 1))[0])[:, 1]
 
 
 def learner_of(
