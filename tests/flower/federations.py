@@ -110,7 +110,7 @@ class LabFederation:
         plain = self.scenario.simulation(limits=False)
         run = Simulation(
             plain.federation, plain._weighers, Training(l2=L2, optimizer=optimizer),
-            np.random.default_rng(0),
+            np.random.default_rng(0), compositions=plain._methods,
         )  # fmt: skip
         run.advance(self.rounds)
         return run.history()

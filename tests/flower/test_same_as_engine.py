@@ -35,7 +35,7 @@ STEPS: dict[str, tuple[Callable[[], Strategy], ServerStep]] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("scheme", ["fedipw", "fedipw-hajek"])
+@pytest.mark.parametrize("scheme", ["fedipw", "fedipw-hajek", "augmented", "augmented-online"])
 def test_flower_gives_the_engines_model(tmp_path: Path, name: str, scheme: str) -> None:
     world = LabFederation(size=200, rounds=8, methods=(scheme,))
     inner, step = STEPS[name]

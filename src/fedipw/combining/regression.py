@@ -3,6 +3,7 @@ r"""Augmented aggregation: updates regressed on balance columns, weights left wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -14,6 +15,33 @@ if TYPE_CHECKING:
 
     from fedipw.numerics import FloatArray
     from fedipw.weighting.weigher import RoundWeights
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RegressionRound:
+    """A round of a regression: parameters are corrected and learnt from in any pieces, once."""
+
+    rule: UpdateRegression
+    weights: FloatArray  # v_i b_i before the guard, (q + 1, m): of the sums to learn from
+    columns: FloatArray  # b with its constant, (m, q + 1)
+    coefficients: FloatArray  # of C in the correction, (q + 1,)
+
+    def correction(self, piece: slice) -> FloatArray:
+        r"""Return :math:`(\mu - \sum_S v_i b_i)' \beta` of some parameters."""
+        cross = self.rule.cross
+        out: FloatArray = self.coefficients.astype(cross.dtype) @ cross[:, piece]
+        return out
+
+    def learn(self, piece: slice, sums: FloatArray) -> None:
+        r"""Take :math:`\sum v_i b_i \Delta_i` of some parameters, (q + 1, p)."""
+        cross = self.rule.cross[:, piece]
+        cross *= self.rule.settings.decay
+        cross += len(self.columns) * sums
+
+    def close(self) -> None:
+        """End the round, after all parameters."""
+        self.rule.add(self.weights @ self.columns, len(self.columns))
 
 
 @final
@@ -70,60 +98,53 @@ class UpdateRegression:
         settings: Regression | None = None,
         dtype: DTypeLike = np.float64,
     ) -> None:
-        self._settings = settings or Regression()
+        self.settings = settings or Regression()
         self._main = moments if main is None else main
         self._gram = np.zeros((moments + 1, moments + 1))
-        self._cross = np.zeros((moments + 1, size), dtype=dtype)
+        self.cross = np.zeros((moments + 1, size), dtype=dtype)
         self._remembered = 0.0  # replies, earlier ones less
+
+    def round(self, given: RoundWeights, b: FloatArray) -> RegressionRound:
+        """Return what a round does to the regression, parameters piece by piece.
+
+        ``b`` (m, q) are the standardised balance columns of the replies.
+        """
+        used = self.used
+        coefficients = np.zeros(len(self._gram))
+        if used > 1:
+            gram = self._gram[:used, :used]
+            ridge = self.settings.ridge * (used - 1) / given.effective_clients
+            penalty = ridge * gram[0, 0] * np.diag(np.append(0.0, np.ones(used - 1)))
+            apart = np.eye(1, used)[0]
+            apart[0] -= given.weights.sum()
+            apart[1:] -= given.weights @ b[:, : used - 1]
+            coefficients[:used] = np.linalg.solve(gram + penalty, apart)
+        full = np.column_stack([np.ones(len(b)), b])
+        return RegressionRound(self, (given.unguarded[:, None] * full).T, full, coefficients)
 
     def step(
         self, given: RoundWeights, b: FloatArray, sums: Callable[[FloatArray], FloatArray]
     ) -> FloatArray:
         """Return (O20) of a round and learn from it, (P,).
 
-        Parameters
-        ----------
-        given
-            Weights of the replies.
-        b
-            Their standardised balance columns, (m, q).
-        sums
-            Gives weighted sums of updates, (k, P), for k rows of weights, (k, m).
+        ``sums`` gives weighted sums of updates, (k, P), for k rows of weights, (k, m).
         """
-        full = given.unguarded
-        rows = (full[:, None] * np.column_stack([np.ones(len(b)), b])).T
-        found = sums(np.vstack([rows, given.weights]))
-        total: FloatArray = found[-1] + self.correction(given, b)
-        self.learn(full, b, found[:-1])
+        here, everything = self.round(given, b), slice(None)
+        found = sums(np.vstack([here.weights, given.weights]))
+        total: FloatArray = found[-1] + here.correction(everything)
+        here.learn(everything, found[:-1])
+        here.close()
         return total
 
-    def correction(self, given: RoundWeights, b: FloatArray) -> FloatArray:
-        r"""Return :math:`(\mu - \sum_S v_i b_i)' \beta`, (P,)."""
-        used = self.used
-        if used < 2:
-            return np.zeros(self._cross.shape[1])
-        gram = self._gram[:used, :used]
-        ridge = self._settings.ridge * (used - 1) / given.effective_clients
-        penalty = ridge * gram[0, 0] * np.diag(np.append(0.0, np.ones(used - 1)))
-        apart = np.eye(1, used)[0]
-        apart[0] -= given.weights.sum()
-        apart[1:] -= given.weights @ b[:, : used - 1]
-        out: FloatArray = np.linalg.solve(gram + penalty, apart) @ self._cross[:used]
-        return out
-
-    def learn(self, weights: FloatArray, b: FloatArray, sums: FloatArray) -> None:
-        r"""Take a round's sums :math:`\sum v_i b_i \Delta_i`, (q + 1, P), constant first."""
-        full = np.column_stack([np.ones(len(b)), b])
-        g, m = self._settings.decay, len(weights)
-        self._gram = g * self._gram + m * (weights[:, None] * full).T @ full
-        self._cross *= g
-        self._cross += m * sums
-        self._remembered = g * self._remembered + m
+    def add(self, gram: FloatArray, replies: int) -> None:
+        """Take a round's sum of v b b', (q + 1, q + 1)."""
+        self._gram = self.settings.decay * self._gram + replies * gram
+        self._remembered = self.settings.decay * self._remembered + replies
 
     @property
     def used(self) -> int:
         """Number of coefficients in use, the constant among them; 0 before the first round."""
-        room = self._remembered / self._settings.per_moment
+        room = self._remembered / self.settings.per_moment
         if not self._remembered:
             return 0
         if room >= len(self._gram) - 1:
@@ -134,11 +155,12 @@ class UpdateRegression:
         """Return the arrays."""
         return {
             "gram": self._gram.copy(),
-            "cross": self._cross.copy(),
+            "cross": self.cross.copy(),
             "remembered": self._remembered,
+            "main": self._main,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved arrays back."""
-        self._gram, self._cross = np.array(state["gram"]), np.array(state["cross"])
-        self._remembered = float(state["remembered"])
+        self._gram, self.cross = np.array(state["gram"]), np.array(state["cross"])
+        self._remembered, self._main = float(state["remembered"]), int(state["main"])

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedipw.errors import DivergedError, InputError
+from fedipw.flower.augmentation import Augmenter
 from fedipw.flower.config import RunConfig
 from fedipw.flower.evaluation import Evaluator
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
@@ -29,7 +30,9 @@ from fedipw.numerics.checks import check_positive
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
+from fedipw.weighting.pipeline import Regression
 from fedipw.weighting.settings import Settings
+from fedipw.weighting.weigher import RoundWeights
 
 _LOG = getLogger("flwr.fedipw")
 
@@ -154,6 +157,14 @@ class FedIPW(Strategy):
         self._directory, self._seed, self._clock = Path(ledger), seed, clock
         members, rounds = self.config.stage.members, Ledger(self._directory)
         self.noise = None if noise is None else NoisySums(noise, members.size)
+        how = self.config.plan.method.augmentation
+        self.augmenter = Augmenter(how) if isinstance(how, Regression) else None
+        if noise is not None and self.augmenter is not None:
+            raise InputError(
+                f"{self.config.plan.method.name} keeps sums of updates that the noise of this "
+                "guarantee does not cover: with noise use a method without a regression, such as "
+                "fedipw-hajek."
+            )
         self.rounds = Rounds(self.config.stage, rounds, self.config.plan)
         self.roster = Roster(
             members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
@@ -261,6 +272,8 @@ class FedIPW(Strategy):
             )
         if self.noise is not None:
             self.noise.restore(state["noise"])
+        if self.augmenter is not None:
+            self.augmenter.restore(state["augmentation"])
         for index in range(done + 1):
             _put(result.train_metrics_clientapp, index, self.journal.metrics(TRAINED, index))
             _put(result.evaluate_metrics_clientapp, index, self.evaluator.done(index))
@@ -312,7 +325,7 @@ class FedIPW(Strategy):
                 WeightedReply(outcomes.replies[place], weight, screening.factors[place])
                 for place, weight in weights.items()
             ]
-            arrays, own = self._stepped(server_round, weighted, sent)
+            arrays, own = self._stepped(server_round, weighted, found, sent)
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
         add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
@@ -322,7 +335,8 @@ class FedIPW(Strategy):
         log_round("training", server_round, outcomes, found, self.rounds.ids)
         model = sent.record if arrays is None else arrays
         noise = None if self.noise is None else self.noise.state()
-        state = {"inner": self._inner.packed(), "noise": noise}
+        kept = {} if self.augmenter is None else self.augmenter.state()
+        state = {"inner": self._inner.packed(), "noise": noise, "augmentation": kept}
         self.journal.save_model(server_round, model, state)
         self.journal.write(TRAINED, server_round, metrics)
         self.rounds.close(outcomes)
@@ -331,14 +345,16 @@ class FedIPW(Strategy):
         return arrays, metrics
 
     def _stepped(
-        self, index: int, replies: Sequence[WeightedReply], sent: SentModel
+        self, index: int, replies: Sequence[WeightedReply], found: RoundWeights, sent: SentModel
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the wrapped strategy's model and metrics after the weighted sum (O8)."""
-        largest, noise = max(abs(reply.weight) for reply in replies), None
+        largest, shift = max(abs(reply.weight) for reply in replies), None
         if self.noise is not None:
             assert self.screen.clip is not None
-            noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
-        messages = summed_replies(replies, self.key, sent, noise)
+            shift = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+        elif self.augmenter is not None:
+            shift = self.augmenter.correction(replies, found, self.rounds.live.weighing, sent)
+        messages = summed_replies(replies, self.key, sent, shift)
         arrays, metrics = self.strategy.aggregate_train(index, messages)
         if arrays is not None:
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):

@@ -69,7 +69,7 @@ def summed_replies(
     replies: Sequence[WeightedReply],
     key: str,
     sent: SentModel,
-    noise: Mapping[str, NDArray[Any]] | None = None,
+    shift: Mapping[str, NDArray[Any]] | None = None,
 ) -> list[Message]:
     r"""Return messages whose normalised mean is the weighted sum.
 
@@ -80,8 +80,8 @@ def summed_replies(
        - \Big(\sum_{i \in S} w_i c_i\Big) \theta
        = \theta + \sum_{i \in S} w_i c_i \Delta_i \qquad (O8)
 
-    before any step of the strategy's own, and no update is changed, clipped or not. Noise is added
-    to the first of the two. Their metrics keep the averages of metrics those of the replies by w.
+    before any step of the strategy's own, and no update is changed, clipped or not. ``shift``, noise
+    or the correction of a regression, is added to the first of the two. Their metrics keep the averages of metrics those of the replies by w.
     """
     messages = weighted_replies(replies, key)
     for message in messages:
@@ -93,8 +93,9 @@ def summed_replies(
     weights = np.array([reply.weight for reply in replies])
     used = np.array([reply.weight * reply.factor for reply in replies])
     moved = sent.record
-    if noise is not None:
-        moved = ArrayRecord({k: Array(v + noise[k]) for k, v in sent.arrays.items()})
+    if shift is not None:
+        moved = ArrayRecord({k: Array(v + shift[k] if k in shift else v)
+                             for k, v in sent.arrays.items()})  # fmt: skip
     records = [metrics_of(message.content) for message in messages]
     for model, weight, by in ((moved, 1.0, weights), (sent.record, -float(used.sum()), used)):
         metrics = MetricRecord({**_means(records, by, key), key: weight})

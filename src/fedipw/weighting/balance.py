@@ -20,7 +20,7 @@ from fedipw.numerics.checks import check_rows
 from fedipw.selection.enrollment import BalanceColumns
 
 if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,9 +82,14 @@ class Balance:
         spread = np.sqrt(np.mean((inside - self.mean) ** 2, axis=0))
         return np.where(spread > 0.0, spread, 1.0)
 
-    def standardised(self) -> FloatArray:
-        """Return the columns about the population's mean, in units of their scale, (N, q)."""
-        b: FloatArray = (self.matrix - self.mean) / self.scale
+    def standardised(
+        self, rows: IntArray | slice = slice(None), scale: FloatArray | None = None
+    ) -> FloatArray:
+        """Return the columns of some clients about the population's mean, in units of their scale.
+
+        ``scale`` (q,) is one of an earlier time, (m, q).
+        """
+        b: FloatArray = (self.matrix[rows] - self.mean) / (self.scale if scale is None else scale)
         return b
 
     def leading_columns(self) -> Balance:

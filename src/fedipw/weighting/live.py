@@ -20,6 +20,7 @@ from fedipw.weighting.weigher import StagedEnrollment, Weigher
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray
     from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import RoundWeights
 
 
@@ -92,6 +93,11 @@ class Live:
     def rounds(self) -> int:
         """Number of closed rounds."""
         return len(self.ledger.rounds)
+
+    @property
+    def weighing(self) -> Weighing:
+        """The method at the present enrollment; once a round was opened."""
+        return self._opened()[1].weighing
 
     @contextmanager
     def holding(self) -> Iterator[None]:

@@ -1,0 +1,133 @@
+"""Augmented aggregation on a server: a regression of updates, kept between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedipw.combining.regression import RegressionRound, UpdateRegression
+from fedipw.errors import InputError
+from fedipw.flower.screen import SentModel, arrays_of
+from fedipw.flower.weighted_sum import WeightedReply
+from fedipw.numerics import FloatArray
+from fedipw.numerics.threads import over_ranges
+from fedipw.weighting.pipeline import Regression, Weighing
+from fedipw.weighting.weigher import RoundWeights
+
+_PIECE = 8192  # parameters of all replies that are held at once, by each thread
+
+
+@final
+class Augmenter:
+    """The correction (O20) that a regression of earlier updates adds to a round's weighted sum.
+
+    It keeps q + 1 arrays of the model's size, in the model's floating type, and reads the replies
+    once. Arrays that are not floating-point take no part.
+    """
+
+    def __init__(self, how: Regression) -> None:
+        self._how = how
+        self._rule: UpdateRegression | None = None
+        self._scale: FloatArray | None = None  # of the balance columns, from the first round on
+        self._names: tuple[str, ...] = ()
+
+    def correction(
+        self,
+        replies: Sequence[WeightedReply],
+        found: RoundWeights,
+        weighing: Weighing,
+        sent: SentModel,
+    ) -> dict[str, NDArray[Any]]:
+        """Return what is added to the model, by array, and learn from the replies' updates.
+
+        ``replies`` are in the order of ``found``.
+        """
+        balance = weighing.state.balance_for(weighing.method.name, self._how.balance)
+        if self._scale is None:
+            self._scale, self._names = balance.scale, balance.names
+        if balance.names != self._names:
+            raise InputError(
+                f"The balance columns changed from {len(self._names)} to {len(balance.names)} while "
+                "training: begin with an empty ledger."
+            )
+        names = [k for k, array in sent.arrays.items() if array.dtype.kind == "f"]
+        total = sum(sent.arrays[name].size for name in names)
+        if self._rule is None:
+            dtype = np.result_type(*(sent.arrays[name].dtype for name in names))
+            self._rule = UpdateRegression(
+                total,
+                moments=len(balance.names),
+                main=balance.main,
+                settings=self._how,
+                dtype=max(dtype, np.dtype(np.float32)),
+            )
+        b = balance.standardised(found.replies.rows, self._scale)
+        here = self._rule.round(found, b)
+        clipped = here.weights * np.array([reply.factor for reply in replies])
+        records = [arrays_of(reply.message.content) for reply in replies]
+        out, first = {}, 0
+        for name in names:
+            model = sent.arrays[name]
+            views = [sent.layouts[name].view(record[name]) for record in records]
+            made = np.empty(model.size, dtype=self._rule.cross.dtype)
+            _add(here, clipped, views, model, first, made)
+            out[name] = made.reshape(model.shape).astype(model.dtype, copy=False)
+            first += model.size
+        here.close()
+        return out
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs; empty before the first round."""
+        if self._rule is None:
+            return {}
+        return {"rule": self._rule.state(), "scale": self._scale, "names": list(self._names)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
+        if not state:
+            return
+        self._scale, self._names = np.array(state["scale"]), tuple(state["names"])
+        cross = state["rule"]["cross"]
+        self._rule = UpdateRegression(
+            cross.shape[1],
+            moments=cross.shape[0] - 1,
+            main=int(state["rule"]["main"]),
+            settings=self._how,
+            dtype=cross.dtype,
+        )
+        self._rule.restore(state["rule"])
+
+
+def _add(
+    here: RegressionRound,
+    weights: FloatArray,
+    replies: Sequence[NDArray[Any]],
+    model: NDArray[Any],
+    first: int,
+    out: NDArray[Any],
+) -> None:
+    """Write an array's correction to ``out`` and learn from the replies, piece by piece."""
+    flat = [reply.reshape(-1) for reply in replies]
+    base, dtype = model.reshape(-1), out.dtype
+    rows = weights.astype(dtype)
+
+    def work(start: int, stop: int) -> None:
+        moved = np.empty((len(flat), _PIECE), dtype=dtype)
+        for piece in _pieces(start * _PIECE, min(stop * _PIECE, len(base))):
+            width = piece.stop - piece.start
+            for k, reply in enumerate(flat):
+                np.subtract(reply[piece], base[piece], out=moved[k, :width], casting="same_kind")
+            place = slice(first + piece.start, first + piece.stop)
+            out[piece] = here.correction(place)
+            here.learn(place, rows @ moved[:, :width])
+
+    count = -(-len(base) // _PIECE)
+    over_ranges(count, work, work=float(len(base) * len(flat) * len(rows)))
+
+
+def _pieces(first: int, last: int) -> Iterator[slice]:
+    for start in range(first, last, _PIECE):
+        yield slice(start, min(start + _PIECE, last))
