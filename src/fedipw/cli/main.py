@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from fedipw.cli.options import flat
 from fedipw.errors import FedIPWError, InfeasibleError, PositivityError, WorkerLostError
 
 UNEXPECTED, BAD_INPUT, INFEASIBLE, UNREACHED = 1, 2, 3, 4
@@ -49,7 +50,7 @@ class _OnDemand(TyperGroup):
             return None
         module, _, function = COMMANDS[cmd_name].partition(":")
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(getattr(import_module(module), function))
+        alone.command(cmd_name)(flat(getattr(import_module(module), function)))
         return typer.main.get_command(alone)
 
     def resolve_command(
