@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -22,18 +21,13 @@ from fedipw.evaluation.balance import (
     weighted_moments,
 )
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
-from fedipw.selection.enrollment import member_columns, relabelled
+from fedipw.numerics import BoolArray, FloatArray
+from fedipw.selection.enrollment import EnrollmentStage, member_columns, relabelled
 from fedipw.selection.overlap import Cell, Overlap, empty_cells, overlap
-from fedipw.selection.saved import block_prob
+from fedipw.selection.saved import BlockProb, StageModel, block_prob
 from fedipw.tables.columns import ENROLLED
 from fedipw.tables.formula import term_of
-from fedipw.tables.partitions import sum_over
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.selection.saved import BlockProb, StageModel
-    from fedipw.tables.partitions import Block
+from fedipw.tables.partitions import Block, sum_over
 
 MOST_EMPTY = 200  # cells with nobody enrolled that are listed
 

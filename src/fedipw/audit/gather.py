@@ -4,53 +4,34 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedipw.audit.enrollment import Groups, population_facts, totals_facts
 from fedipw.audit.rates import clock_of, heat_parts
-from fedipw.audit.remarks import (
-    METRIC_UNUSED,
-    NO_METRIC,
-    Gathered,
-    parted,
-    remarks,
-    unknowns,
-)
+from fedipw.audit.remarks import METRIC_UNUSED, NO_METRIC, Gathered, parted, remarks, unknowns
 from fedipw.audit.replay import LedgerFacts, round_lines
 from fedipw.audit.suppression import weight_part
-from fedipw.audit.values import (
-    Audit,
-    AuditSettings,
-    EstimateLine,
-    MetricPart,
-    Sizes,
-)
+from fedipw.audit.values import Audit, AuditSettings, EstimateLine, MetricPart, Sizes
 from fedipw.errors import InputError, SeparationError
-from fedipw.evaluation.estimators import EVERYONE
+from fedipw.evaluation.estimators import EVERYONE, Estimate
 from fedipw.evaluation.evaluate import EvaluationPlan, covariate_cells, evaluated
-from fedipw.evaluation.logged import MetricCollector, check_method
+from fedipw.evaluation.logged import LoggedSample, MetricCollector, Metrics, check_method
 from fedipw.numerics.checks import check_positive, some
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.overlap import THRESHOLD
 from fedipw.selection.participation import Window
 from fedipw.selection.saved import AVAILABILITY, PARTICIPATION, REPLY
 from fedipw.tables.columns import AVAILABLE
+from fedipw.tables.ledger import Ledger
 from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import Weighing
 from fedipw.weighting.replay import Observer, Plan, Progress, Record, Replay
 from fedipw.weighting.weigher import StagedEnrollment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fedipw.evaluation.estimators import Estimate
-    from fedipw.evaluation.logged import LoggedSample, Metrics
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.tables.ledger import Ledger
-    from fedipw.weighting.pipeline import Weighing
 
 MIN_CELL = 10
 PARTICIPATION_ONLY = "participation-only"

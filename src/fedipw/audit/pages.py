@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from fedipw.audit.page import (
-    Column,
-    SortTable,
-    Value,
-    count,
-    rendered,
-    share,
-    significant,
-    table,
-)
+from fedipw.audit.page import Column, SortTable, Value, count, rendered, share, significant, table
 from fedipw.audit.values import (
     Audit,
     MetricPart,

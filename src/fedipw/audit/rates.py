@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import polars as pl
 
 from fedipw.audit.values import HeatPart, RateLine, RatePart
+from fedipw.numerics import BoolArray, IntArray
 from fedipw.tables.cells import Cells
 from fedipw.tables.columns import OPENED_AT
 from fedipw.tables.formula import MISSING, number_text
 from fedipw.tables.ledger import Ledger
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, IntArray
 
 MOST_LEVELS = 500  # of a column; with more it is not counted
 SHOWN_LEVELS = 20

@@ -6,22 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from fedipw.audit.enrollment import TableFacts
+from fedipw.audit.replay import LedgerFacts
 from fedipw.audit.values import RatePart
 from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
 from fedipw.selection.classifiers import ClassifierFit
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
-
-if TYPE_CHECKING:
-    from fedipw.audit.enrollment import TableFacts
-    from fedipw.audit.replay import LedgerFacts
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.weighting.replay import Plan, Record
-    from fedipw.weighting.weigher import EnrollmentState
+from fedipw.weighting.replay import Plan, Record
+from fedipw.weighting.weigher import EnrollmentState
 
 HIDDEN_DRIVERS: Final = (
     "Drivers of selection that stand in no column: weights cannot correct for them. A sensitivity "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 import polars as pl
@@ -14,21 +14,17 @@ from fedipw.audit.rates import Clock, Tally, coder_of
 from fedipw.audit.suppression import shown_coefficients, stage_part
 from fedipw.audit.values import Coefficient, RoundLine, StagePart
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
-from fedipw.selection.participation import Source
+from fedipw.numerics import BoolArray, FloatArray, IntArray
+from fedipw.selection.participation import Source, StepRows
+from fedipw.selection.saved import StageModel
 from fedipw.tables.cells import SAMPLE, Cells
 from fedipw.tables.columns import AVAILABLE, INVITE_PROB, INVITED, OPENED_AT, REPLIED
-from fedipw.tables.ledger import Ledger
+from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.partitions import added
+from fedipw.tables.population import Members
+from fedipw.weighting.pipeline import Weighing
 from fedipw.weighting.replay import Observer
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
-    from fedipw.selection.participation import StepRows
-    from fedipw.selection.saved import StageModel
-    from fedipw.tables.ledger import Round
-    from fedipw.tables.population import Members
-    from fedipw.weighting.pipeline import Weighing
-    from fedipw.weighting.weigher import RoundWeights
+from fedipw.weighting.weigher import RoundWeights
 
 RATE_COLUMNS = 12
 MOST_ROUNDS = 400  # shown one by one

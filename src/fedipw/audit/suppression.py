@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -22,15 +21,12 @@ from fedipw.evaluation.diagnostics import (
     ReliabilityBin,
     calibration_from,
 )
+from fedipw.numerics import FloatArray, IntArray
 from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.saved import StageModel
 from fedipw.tables.formula import MISSING, OTHER, Factor, Term
-from fedipw.tables.partitions import Block, Partitions, sum_over
+from fedipw.tables.partitions import Block, Frame, Partitions, sum_over
 from fedipw.weighting.functions import effective_sample_size
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, IntArray
-    from fedipw.selection.saved import StageModel
-    from fedipw.tables.partitions import Frame
 
 PROB_BINS = 30
 _WIDE = 20.0  # ratio of the largest to the smallest probability beyond which bins are ratios

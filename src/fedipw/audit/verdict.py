@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from scipy.special import ndtri
 
 from fedipw.audit.remarks import METRIC_UNUSED
-from fedipw.audit.values import Audit, Finding, Level, Verdict
-from fedipw.evaluation.balance import ENROLLED_WEIGHTED, PARTICIPANTS, PARTICIPANTS_WEIGHTED
+from fedipw.audit.values import Audit, Finding, Level, MetricPart, StagePart, Verdict, WeightPart
+from fedipw.evaluation.balance import (
+    ENROLLED_WEIGHTED,
+    PARTICIPANTS,
+    PARTICIPANTS_WEIGHTED,
+    BalanceLine,
+    BalanceTable,
+)
 from fedipw.numerics.checks import some
+from fedipw.selection.overlap import Cell
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ENROLLED
 from fedipw.weighting.methods import method_named
-
-if TYPE_CHECKING:
-    from fedipw.audit.values import MetricPart, StagePart, WeightPart
-    from fedipw.evaluation.balance import BalanceLine, BalanceTable
-    from fedipw.selection.overlap import Cell
 
 SMD = 0.1  # standardised difference commonly called unbalanced
 CHANCE = 0.01  # of calling a fair sample biased, over all columns together

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 
 from fedipw.calibration.distances import UNBOUNDED, Family
 from fedipw.errors import InfeasibleError, InputError
+from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray
 from fedipw.numerics.checks import check_rows, some
 from fedipw.numerics.dual import column_moments, dense_sums, margin_sums
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray
 
 _VARIANCE = 1e-12  # share of a column's variance below which nothing is left of it
 _CONSISTENT = 1e-6  # of the column's range: targets that follow may be rounded

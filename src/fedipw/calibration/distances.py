@@ -6,16 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 from scipy.special import expit
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray
 
 
 class Family(NamedTuple):

@@ -35,17 +35,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
 from fedipw.calibration.design import BalanceDesign, DualSums, Tilt
 from fedipw.calibration.distances import CONSTANT, UNBOUNDED, Family
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.numerics.dual import CLIPPED, l1_quadratic_step
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray
 
 TOLERANCE = 1e-12  # on misses in standard deviations
 _DECREMENT = 1e-11  # on the root mean square change of u still to come

@@ -14,18 +14,15 @@ one pass over the rows finds the point of Y farthest along them, until none help
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import linprog
 
 from fedipw.calibration.design import conflict_rows
+from fedipw.calibration.distances import Distance
 from fedipw.calibration.dual import TOLERANCE, DualProblem, DualResult, Status
 from fedipw.errors import InfeasibleError, NotConvergedError
-
-if TYPE_CHECKING:
-    from fedipw.calibration.distances import Distance
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 FEASIBLE = 1e-9  # standard deviations below which a miss is rounding
 VIOLATION = 1e-8  # standard deviations a solved constraint may be off at most

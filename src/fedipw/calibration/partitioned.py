@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import polars as pl
 
 from fedipw.calibration.design import Dense, DualSums, Moments, Tilt, check_names
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.dual import column_moments, dense_sums
 from fedipw.tables.cluster import ClusterBlocks
 from fedipw.tables.columns import ENROLLED
 from fedipw.tables.formula import Term, term_matrix
 from fedipw.tables.partitions import Block, Blocks, Partitions, rows_per_block, sum_over
 from fedipw.tables.table import Slice, Table, rows_of
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 
 @final

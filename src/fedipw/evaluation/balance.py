@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_finite, check_rows, some
-from fedipw.tables.partitions import Block, Partitions, sum_over
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray
-    from fedipw.tables.partitions import Frame
-    from fedipw.tables.targets import Targets
+from fedipw.tables.partitions import Block, Frame, Partitions, sum_over
+from fedipw.tables.targets import Targets
 
 POPULATION: Final = "population"
 PARTICIPANTS: Final = "participants"

@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from scipy.special import stdtrit
 
 from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation.phases import client_sums, inverse_of
+from fedipw.evaluation.sample import TwoPhase, Variance
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.weighting.functions import effective_sample_size
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.sample import TwoPhase, Variance
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 GROUPS = 50  # of clients, in a jackknife
 EVERYONE: Final = "everyone"

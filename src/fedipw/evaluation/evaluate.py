@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,20 +22,14 @@ from fedipw.evaluation.estimators import (
     plain_means,
     population_means,
 )
-from fedipw.evaluation.sensitivity import (
-    odds_ratio_at,
-    sensitivity_bounds,
-    sensitivity_errors,
-)
+from fedipw.evaluation.logged import LoggedSample
+from fedipw.evaluation.sensitivity import odds_ratio_at, sensitivity_bounds, sensitivity_errors
 from fedipw.numerics.checks import some
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.cells import Cells, table_cells
 from fedipw.tables.columns import ROUND
 from fedipw.tables.design import Missing
 from fedipw.tables.table import pandas_frame
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.logged import LoggedSample
-    from fedipw.selection.enrollment import EnrollmentStage
 
 GROUPS_MAX = 200  # of one column
 _CELL = "(cell)"
@@ -122,10 +116,7 @@ class EvaluationPlan:
 
 
 def evaluated(
-    logged: LoggedSample,
-    stage: EnrollmentStage,
-    method: str,
-    plan: EvaluationPlan | None = None,
+    logged: LoggedSample, stage: EnrollmentStage, method: str, plan: EvaluationPlan | None = None
 ) -> Evaluation:
     """Return a metric's mean over the population, by every estimator there is.
 

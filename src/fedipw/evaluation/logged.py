@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import numpy as np
 import polars as pl
@@ -14,27 +14,25 @@ from fedipw.errors import InputError
 from fedipw.evaluation.estimators import GregMean
 from fedipw.evaluation.phases import (
     CalibratedEnrollment,
+    EnrollmentPhase,
     FittedEnrollment,
     KnownEnrollment,
     StepPhase,
 )
 from fedipw.evaluation.sample import TwoPhase
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import some
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.participation import Participation
 from fedipw.selection.rowstore import BlockStore
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
+from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.table import Table, TableLike
+from fedipw.weighting.pipeline import Method
 from fedipw.weighting.replay import Observer, Plan, Progress, Replay
 from fedipw.weighting.weigher import StagedEnrollment
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.phases import EnrollmentPhase
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.selection.participation import Participation
-    from fedipw.tables.ledger import Ledger, Round
-    from fedipw.weighting.pipeline import Method
 
 VALUE: Final = "value"
 COUNT: Final = "n"
@@ -302,11 +300,7 @@ class MetricCollector(Observer):
             self._rounds.append(self._reported(round_, table, taken, before))
 
     def _reported(
-        self,
-        round_: Round,
-        table: pl.DataFrame,
-        taken: Sequence[BoolArray],
-        before: Sequence[int],
+        self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray], before: Sequence[int]
     ) -> _Reported:
         """Return the replies of a round; ``taken`` are the rows of each step, after so many."""
         index, rows = round_.index, round_.rows

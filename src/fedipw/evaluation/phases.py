@@ -10,22 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
+from fedipw.calibration import Distance, InverseLogit
 from fedipw.errors import InputError
+from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
 from fedipw.numerics.checks import check_rows
 from fedipw.numerics.logistic import sigmoids
-from fedipw.selection.logistic import block_sums, logistic_fit
-from fedipw.tables.partitions import Block, Blocks, Partitions, sum_over
-
-if TYPE_CHECKING:
-    from fedipw.calibration import Distance, InverseLogit
-    from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
-    from fedipw.selection.logistic import LogisticFit
-    from fedipw.tables.partitions import Frame
-    from fedipw.weighting.balance import Balance
+from fedipw.selection.logistic import LogisticFit, block_sums, logistic_fit
+from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, sum_over
+from fedipw.weighting.balance import Balance
 
 T = TypeVar("T")
 _RANK_TOL = 1e-10  # of eigenvalues of an information, columns scaled to one

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedipw.errors import InputError
+from fedipw.numerics import CodeArray, FloatArray
 from fedipw.numerics.checks import check_finite, check_positive, check_probability, check_rows
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from fedipw.numerics import CodeArray, FloatArray
 
 _LARGEST = 1e100  # weight of one stage; products of two and their sums stay finite
 
