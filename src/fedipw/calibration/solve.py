@@ -86,10 +86,7 @@ class Calibration:
     @property
     def distance(self) -> float:
         """Base-weighted mean of the cost of the ratios: how far the weights had to go."""
-        if isinstance(self.rule, InverseLogit):
-            cost = Entropy().cost(self.ratio - 1.0)
-        else:
-            cost = self.rule.cost(self.ratio)
+        cost = self.rule.cost(self.ratio)
         return float(self.share @ cost if len(self.share) > 1 else cost.mean())
 
     def weights_at(self, balance: FloatArray) -> FloatArray:
