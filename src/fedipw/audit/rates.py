@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.audit.values import HeatPart, RateLine, RatePart
-from fedipw.numerics import BoolArray, IntArray
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.tables.cells import Cells
 from fedipw.tables.columns import OPENED_AT
 from fedipw.tables.formula import MISSING, number_text
@@ -129,8 +129,7 @@ class Tally:
     coder: Coder
     min_cell: int
     fixed: IntArray | None = None  # (n,) levels of the members, of a column that does not change
-    rows: dict[int, IntArray] = field(default_factory=dict)  # by hour, (levels,)
-    replies: dict[int, IntArray] = field(default_factory=dict)
+    counts: dict[int, IntArray] = field(default_factory=dict)  # rows and replies, by hour
     many: set[int] = field(default_factory=set)  # levels of enough clients
     few: dict[int, set[int]] = field(default_factory=dict)  # clients of other levels
 
@@ -142,12 +141,10 @@ class Tally:
     def add(self, table: pl.DataFrame, members: IntArray, replied: BoolArray, hour: int) -> None:
         """Count a round; ``members`` (m,) are the clients behind its rows."""
         codes = self.coder.codes(table[self.column]) if self.fixed is None else self.fixed[members]
-        size = len(self.coder.labels)
         if self.overflowing:
             return
-        rows = np.bincount(codes, minlength=size)
-        _add(self.rows, hour, rows)
-        _add(self.replies, hour, np.bincount(codes[replied], minlength=size))
+        rows, replies = (np.bincount(c, minlength=MOST_LEVELS) for c in (codes, codes[replied]))
+        self.counts[hour] = self.counts.get(hour, 0) + np.array([rows, replies])
         self.many.update(np.flatnonzero(rows >= self.min_cell).tolist())
         rare = np.array([n > 0 and k not in self.many for k, n in enumerate(rows.tolist())])
         for place in np.flatnonzero(rare[codes]) if rare.any() else ():
@@ -165,14 +162,14 @@ class Tally:
         clients = {client for k in places for client in self.few.get(k, ())}
         return len(clients) >= self.min_cell or (empty and not places)
 
-    def totals(self) -> tuple[IntArray, IntArray]:
-        """Return rows and replies of each level over all hours, (levels,)."""
-        size = len(self.coder.labels)
-        return _total(self.rows, size), _total(self.replies, size)
+    def totals(self) -> IntArray:
+        """Return rows and replies of each level over all hours, (2, levels)."""
+        none = np.zeros((2, MOST_LEVELS), dtype=np.int64)
+        return sum(self.counts.values(), none)[:, : len(self.coder.labels)]
 
     def shown(self) -> list[int]:
         """Return the levels of enough rows and clients, the largest of them, in order."""
-        rows, _ = self.totals()
+        rows = self.totals()[0]
         large = [k for k in range(len(rows)) if rows[k] >= self.min_cell and k in self.many]
         large = sorted(large, key=lambda k: (-rows[k], self.coder.keys[k]))[:SHOWN_LEVELS]
         return sorted(large, key=lambda k: self.coder.keys[k])
@@ -194,7 +191,7 @@ class Tally:
 
     def spread(self) -> float:
         """Return the variance of the reply rate between the levels shown; 0 of one level."""
-        rows, replies = (counts[self.shown()] for counts in self.totals())
+        rows, replies = self.totals()[:, self.shown()]
         if len(rows) < 2:
             return 0.0
         rate = replies / rows
@@ -202,48 +199,26 @@ class Tally:
 
     def heat(self, clock: str) -> HeatPart:
         """Return the rates by hour and level."""
-        levels, hours = self.shown(), sorted(self.rows)
-        size = len(self.coder.labels)
-        rows = np.array([_padded(self.rows[hour], size)[levels] for hour in hours]).T
-        replies = np.array([_padded(self.replies[hour], size)[levels] for hour in hours]).T
+        levels, hours = self.shown(), sorted(self.counts)
+        rows, replies = np.transpose([self.counts[h][:, levels] for h in hours], (1, 2, 0))
         enough = rows >= self.min_cell
-        rate = replies / np.maximum(rows, 1)
+
+        def known(values: FloatArray | IntArray) -> tuple[tuple[Any, ...], ...]:
+            return tuple(map(tuple, np.where(enough, values, np.array(None)).tolist()))
+
         return HeatPart(
             column=self.column,
             clock=clock,
             hours=tuple(hours),
             levels=tuple(self.coder.labels[k] for k in levels),
-            rate=_where(enough, rate.tolist()),
-            rows=_where(enough, rows.tolist()),
+            rate=known(replies / np.maximum(rows, 1)),
+            rows=known(rows),
         )
-
-
-def _where(enough: BoolArray, values: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(
-        tuple(x if yes else None for x, yes in zip(line, flags, strict=True))
-        for line, flags in zip(values, enough.tolist(), strict=True)
-    )
-
-
-def _add(counts: dict[int, IntArray], hour: int, more: IntArray) -> None:
-    before = counts.get(hour)
-    counts[hour] = more if before is None else _padded(before, len(more)) + more
-
-
-def _padded(counts: IntArray, size: int) -> IntArray:
-    return np.pad(counts, (0, size - len(counts)))
-
-
-def _total(counts: dict[int, IntArray], size: int) -> IntArray:
-    total = np.zeros(size, dtype=np.int64)
-    for one in counts.values():
-        total[: len(one)] += one
-    return total
 
 
 def heat_parts(tallies: Sequence[Tally], clock: str) -> tuple[HeatPart, ...]:
     """Return the maps of the columns between whose levels rates differ most, three at most."""
-    useful = [t for t in tallies if len(t.shown()) > 1 and len(t.rows) > 1]
+    useful = [t for t in tallies if len(t.shown()) > 1 and len(t.counts) > 1]
     chosen = sorted(useful, key=lambda t: -t.spread())[:HEAT_COLUMNS]
     return tuple(t.heat(clock) for t in useful if t in chosen)
 
@@ -255,12 +230,7 @@ def clock_of(ledger: Ledger, day_length: float) -> tuple[str, Clock] | None:
     two days or more.
     """
     if isinstance(ledger.schema.get(OPENED_AT), pl.Datetime):
-        return HOUR_CLOCK, _opened_hour
+        return HOUR_CLOCK, lambda _, table: int(table[OPENED_AT][0].hour)
     if 2.0 <= day_length <= LONGEST_DAY and len(ledger.rounds) >= 2.0 * day_length:
         return ROUND_CLOCK, lambda index, _: int((index - 1) % day_length)
     return None
-
-
-def _opened_hour(index: int, table: pl.DataFrame) -> int:
-    del index
-    return int(table[OPENED_AT][0].hour)

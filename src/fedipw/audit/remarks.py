@@ -10,9 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from fedipw.audit.enrollment import TableFacts
 from fedipw.audit.replay import LedgerFacts
-from fedipw.audit.values import RatePart
+from fedipw.audit.values import Audit
 from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
 from fedipw.selection.classifiers import ClassifierFit
@@ -40,11 +39,15 @@ class Gathered:
     record: Record
     facts: LedgerFacts
     state: EnrollmentState
-    tables: TableFacts
+    audit: Audit  # without remarks
     weighted: bool  # whether the enrolled have weights
-    rates: tuple[RatePart, ...]
-    hidden_coefficients: int  # of participation
-    min_cell: int
+    hidden_coefficients: int
+    unlisted: int  # empty cells beyond those listed
+
+    @property
+    def min_cell(self) -> int:
+        """The fewest clients, or rows, that are shown."""
+        return self.audit.settings.min_cell
 
 
 def remarks(found: Gathered) -> tuple[str, ...]:
@@ -155,18 +158,18 @@ def _of_weights(found: Gathered) -> Iterator[str]:
 
 
 def _of_hiding(found: Gathered) -> Iterator[str]:
-    tables, facts = found.tables, found.facts
+    audit, facts = found.audit, found.facts
     few = f"fewer than {found.min_cell} clients or rows"
-    if tables.overlap is not None and tables.overlap.empty_small:
-        yield f"{tables.overlap.empty_small} parts with nobody enrolled are not listed: {few}."
-    if tables.unlisted:
-        yield f"{tables.unlisted} further parts with nobody enrolled are not listed."
-    if tables.balance is not None and tables.balance.hidden:
-        yield f"{tables.balance.hidden} levels of the balance are hidden: {few}."
-    coefficients = tables.hidden_coefficients + found.hidden_coefficients
+    if audit.overlap is not None and audit.overlap.empty_small:
+        yield f"{audit.overlap.empty_small} parts with nobody enrolled are not listed: {few}."
+    if found.unlisted:
+        yield f"{found.unlisted} further parts with nobody enrolled are not listed."
+    if audit.balance is not None and audit.balance.hidden:
+        yield f"{audit.balance.hidden} levels of the balance are hidden: {few}."
+    coefficients = found.hidden_coefficients
     if coefficients:
         yield f"{coefficients} coefficients are hidden: their levels have {few}, or no count."
-    hidden = sum(part.hidden for part in found.rates)
+    hidden = sum(part.hidden for part in audit.rates)
     if hidden:
         yield f"{hidden} levels of reply rates are hidden: {few}, or beyond the 20 largest."
     gone = [*facts.skipped_columns, *(t.column for t in facts.tallies if t.overflowing)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -121,13 +122,19 @@ def _joined(group: Sequence[ReliabilityBin]) -> ReliabilityBin:
     return ReliabilityBin(count=n, mean_prob=prob, rate=rate, standard_error=error)
 
 
-def stage_part(
-    *,
+class Coefficients(NamedTuple):
+    """Coefficients that can be shown, and how many cannot."""
+
+    shown: tuple[Coefficient, ...] = ()
+    hidden: int = 0
+
+
+def stage_part(  # noqa: PLR0917
     stage: str,
     formula: str,
     sums: CalibrationSums,
     groups: tuple[str, str],
-    coefficients: Sequence[Coefficient],
+    coefficients: Coefficients,
     left_out: int,
     min_cell: int,
 ) -> StagePart:
@@ -144,7 +151,7 @@ def stage_part(
         expected_error=sum(apart) / found.rows if curve else found.expected_error,
         calibration_ratio=found.ratio if np.isfinite(found.ratio) else None,
         reliability=curve,
-        coefficients=tuple(coefficients),
+        coefficients=coefficients.shown,
         left_out=left_out,
         prob=prob_histogram(sums, groups, min_cell),
     )
@@ -163,7 +170,12 @@ def weight_part(name: str, weights: FloatArray, min_cell: int) -> WeightPart | N
     total, size = float(unit.sum()), len(unit)
     top = int(np.ceil(TOP * size))
     multiples = unit / (total / size)
-    edges, counts = _log_bins(multiples[multiples > 0.0])
+    drawn = multiples[multiples > 0.0]
+    low, high = float(drawn.min()), float(drawn.max())
+    edges = np.geomspace(low, high, WEIGHT_BINS + 1)
+    if high <= low * (1.0 + 1e-9):  # equal but for rounding
+        edges = np.array([low / 1.05, high * 1.05])
+    counts = np.histogram(drawn, edges)[0].astype(np.int64)
     effective = effective_sample_size(unit)
     shares = np.quantile(multiples, QUANTILES).tolist()
     return WeightPart(
@@ -178,15 +190,6 @@ def weight_part(name: str, weights: FloatArray, min_cell: int) -> WeightPart | N
         quantiles={f"{q:g}": x for q, x in zip(QUANTILES, shares, strict=True)},
         multiples=shown_histogram(edges, {name: counts}, min_cell, log_scale=True),
     )
-
-
-def _log_bins(values: FloatArray) -> tuple[FloatArray, IntArray]:
-    low, high = float(values.min()), float(values.max())
-    if high <= low * (1.0 + 1e-9):  # equal but for rounding
-        return np.array([low / 1.05, high * 1.05]), np.array([len(values)], dtype=np.int64)
-    edges = np.geomspace(low, high, WEIGHT_BINS + 1)
-    counts, _ = np.histogram(values, edges)
-    return edges, counts.astype(np.int64)
 
 
 def nonzero_rows(partitions: Partitions, frame: Frame) -> IntArray:
@@ -211,25 +214,16 @@ def small_terms(
 ) -> frozenset[str]:
     """Return the names of terms that tell of some clients, but fewer than ``min_cell``.
 
-    Parameters
-    ----------
-    terms, counts
-        Terms and in how many rows each is not 0, (q,).
-    rows
-        Number of all rows.
-    min_cell
-        The fewest clients to be shown.
-    kinds
-        What each column holds: number, flag or category.
-    levels
-        Of each category, the one without a term among them: it is looked at too.
+    ``counts`` (q,) says in how many of all ``rows`` each term is not 0, ``kinds`` what a column
+    holds, ``levels`` those of each category: the one without a term is looked at too.
     """
-    small = {
-        term.name
-        for term, n in zip(terms, counts.tolist(), strict=True)
-        if (_marks(term, kinds) and 0 < n < min_cell)
-        or (_is_flag(term, kinds) and 0 < rows - n < min_cell)
-    }
+    small = set()
+    for term, n in zip(terms, counts.tolist(), strict=True):
+        flags = [kinds.get(f.column) == _FLAG for f in term.factors]
+        # 0 but for the rows of a level, a flag or of missing values
+        marks = any(flags) or any(f.level is not None or f.missing for f in term.factors)
+        if (marks and 0 < n < min_cell) or (flags == [True] and 0 < rows - n < min_cell):
+            small.add(term.name)
     own = {term.level: n for term, n in zip(terms, counts.tolist(), strict=True) if term.level}
     for column, known in (levels or {}).items():
         beside = [own[column, level] for level in known if (column, level) in own]
@@ -238,40 +232,27 @@ def small_terms(
     return frozenset(small)
 
 
-def _marks(term: Term, kinds: Mapping[str, str]) -> bool:
-    """Return whether a term is 0 but for the rows of a level, a flag or of missing values."""
-    return any(
-        f.level is not None or f.missing or kinds.get(f.column) == _FLAG for f in term.factors
-    )
-
-
-def _is_flag(term: Term, kinds: Mapping[str, str]) -> bool:
-    return len(term.factors) == 1 and kinds.get(term.factors[0].column) == _FLAG
-
-
-def coefficients_but(
-    model: StageModel, hidden: frozenset[str]
-) -> tuple[tuple[Coefficient, ...], int]:
-    """Return a model's coefficients without the hidden ones, and how many these are.
+def coefficients_but(model: StageModel, hidden: frozenset[str]) -> Coefficients:
+    """Return a model's coefficients without the hidden ones.
 
     Those left out of the fit are 0. A classifier has none.
     """
     fit = model.fit
     if not isinstance(fit, LogisticFit):
-        return (), 0
+        return Coefficients()
     errors = fit.standard_errors[:-1].tolist()
     shown = tuple(
         Coefficient(name=name, value=value, standard_error=error if np.isfinite(error) else None)
         for name, value, error in zip(fit.names, fit.coefficients.tolist(), errors, strict=True)
         if name not in hidden
     )
-    return shown, len(fit.names) - len(shown)
+    return Coefficients(shown, len(fit.names) - len(shown))
 
 
 def shown_coefficients(
     model: StageModel, frame: pl.DataFrame, tallies: Sequence[Tally], min_cell: int
-) -> tuple[tuple[Coefficient, ...], int]:
-    """Return the coefficients whose levels have enough clients, and how many are hidden.
+) -> Coefficients:
+    """Return the coefficients whose levels have enough clients.
 
     Levels of columns of ``frame`` are counted there, those of the ledger in ``tallies``; a level
     that was not counted is hidden.

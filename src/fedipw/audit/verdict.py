@@ -113,11 +113,6 @@ class Gap:
     above: tuple[str, ...]  # columns beyond both limits, the largest first
 
     @property
-    def biased(self) -> bool:
-        """Whether some column is beyond both limits."""
-        return bool(self.above)
-
-    @property
     def words(self) -> str:
         """The size for people."""
         return "without limit" if math.isinf(self.size) else f"{self.size:.2f} standard deviations"
@@ -150,30 +145,24 @@ def _apart(line: BalanceLine, group: str, against: str | None) -> float:
     return 0.0 if math.isclose(mine.mean, mean, rel_tol=1e-9) else math.inf  # there is no scale
 
 
-def enrollment_gap(audit: Audit) -> Gap | None:
-    """Return the gap of the enrolled to the population."""
+def _gap(audit: Audit, group: str) -> Gap | None:
+    """Return the gap of respondents to the enrolled, of any other group to the population."""
     sizes = audit.sizes
-    left = 1.0 if sizes.population is None else max(1.0 - sizes.enrolled / sizes.population, 1e-9)
-    return gap_of(audit.balance, ENROLLED, sizes.enrolled / left)
+    units = {
+        ENROLLED: float(sizes.enrolled),
+        ENROLLED_WEIGHTED: sizes.enrolled / _design_effect(audit, "enrollment"),
+        PARTICIPANTS: float(sizes.clients_replied),
+        PARTICIPANTS_WEIGHTED: sizes.clients_replied / _design_effect(audit, "replies"),
+    }[group]
+    if group == ENROLLED and sizes.population is not None:
+        units /= max(1.0 - sizes.enrolled / sizes.population, 1e-9)
+    return gap_of(audit.balance, group, units, ENROLLED if group == PARTICIPANTS else None)
 
 
-def reply_gap(audit: Audit) -> Gap | None:
-    """Return the gap of the respondents to the enrolled."""
-    return gap_of(audit.balance, PARTICIPANTS, audit.sizes.clients_replied, against=ENROLLED)
-
-
-def enrolled_weighted_gap(audit: Audit) -> Gap | None:
-    """Return the gap that weights leave between the enrolled and the population."""
-    units = audit.sizes.enrolled / _design_effect(audit, "enrollment")
-    return gap_of(audit.balance, ENROLLED_WEIGHTED, units)
-
-
-def weighted_gap(audit: Audit) -> Gap | None:
+def _weighted_gap(audit: Audit) -> Gap | None:
     """Return the gap that weights leave: of the replies, or of the enrolled without replies."""
-    if audit.balance is None or PARTICIPANTS_WEIGHTED not in audit.balance.groups:
-        return enrolled_weighted_gap(audit)
-    units = audit.sizes.clients_replied / _design_effect(audit, "replies")
-    return gap_of(audit.balance, PARTICIPANTS_WEIGHTED, units)
+    replies = audit.balance is not None and PARTICIPANTS_WEIGHTED in audit.balance.groups
+    return _gap(audit, PARTICIPANTS_WEIGHTED if replies else ENROLLED_WEIGHTED)
 
 
 def _design_effect(audit: Audit, name: str) -> float:
@@ -181,7 +170,7 @@ def _design_effect(audit: Audit, name: str) -> float:
 
 
 def _enrollment(audit: Audit) -> Finding:
-    gap = enrollment_gap(audit)
+    gap = _gap(audit, ENROLLED)
     if gap is None:
         return ENROLLMENT_BIAS.answered("Unknown", Level.UNKNOWN, "No column is known of both.")
     auc = next((s.auc for s in audit.stages if s.stage == ENROLLMENT), None)
@@ -190,7 +179,7 @@ def _enrollment(audit: Audit) -> Finding:
 
 
 def _participation(audit: Audit) -> Finding:
-    gap = reply_gap(audit)
+    gap = _gap(audit, PARTICIPANTS)
     if gap is None:
         why = "No column is known of both." if audit.sizes.replies else "Nobody replied."
         why = why if audit.sizes.rounds else "No round is known."
@@ -204,7 +193,7 @@ def _participation(audit: Audit) -> Finding:
 def _difference(question: Question, gap: Gap, who: str, more: str) -> Finding:
     text = f"The largest difference between {who} is {gap.words} ({gap.name}; "
     text += f"chance alone would explain {gap.chance:.2f})"
-    if not gap.biased:
+    if not gap.above:
         return question.answered("No", Level.GOOD, f"{text}.{more}")
     text += f"; {len(gap.above)} column(s) differ: {some(gap.above)}.{more}"
     return question.answered("Yes", Level.WARN, text)
@@ -219,7 +208,7 @@ def _correction(audit: Audit) -> Finding:
         return CORRECTION.answered("Not fully", Level.BAD, " ".join([*bad, *care]))
     if not audit.weights:
         return CORRECTION.answered("Unknown", Level.UNKNOWN, "No weight could be computed.")
-    left = weighted_gap(audit)
+    left = _weighted_gap(audit)
     done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
     if not audit.sizes.population_table:
         done += "As far as the given totals tell; what they leave out may still differ. "
@@ -256,12 +245,12 @@ def _named(cells: Sequence[Cell]) -> str:
 
 
 def _obstacles(audit: Audit) -> list[str]:
-    out, empty, gap = [], _empty(audit, by_chance=False), weighted_gap(audit)
+    out, empty, gap = [], _empty(audit, by_chance=False), _weighted_gap(audit)
     if empty:
         out.append(f"Nobody is enrolled in {_named(empty)}: no weight can stand for them.")
     if _without_model(audit):
         out.append("Enrollment has no model, so weights do not correct for it.")
-    if gap is not None and gap.biased:
+    if gap is not None and gap.above:
         out.append(f"After weighting {some(gap.above)} still differ(s), by up to {gap.words}.")
     return out
 
@@ -302,7 +291,7 @@ def _worth(audit: Audit) -> Finding:
     if even is None:
         text = "There are no weights of replies to judge."
         return WORTH_EXPECTED.answered("Unknown", Level.UNKNOWN, text)
-    if not any(gap and gap.biased for gap in (enrollment_gap(audit), reply_gap(audit))):
+    if not any(gap and gap.above for gap in (_gap(audit, ENROLLED), _gap(audit, PARTICIPANTS))):
         text = "There is no difference beyond chance for weights to remove: weighting does not "
         text += "help on these columns and adds variance."
         return WORTH_EXPECTED.answered("No", Level.GOOD, text)
@@ -486,8 +475,8 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
             f"Enroll clients where there are none ({some(c.name for c in audit.overlap.empty)}), "
             "or say that the model is not for them."
         )
-    left, enrolled = weighted_gap(audit), enrolled_weighted_gap(audit)
-    still = left is not None and left.biased
+    left, enrolled = _weighted_gap(audit), _gap(audit, ENROLLED_WEIGHTED)
+    still = left is not None and bool(left.above)
     method = method_named(audit.settings.scheme)
     needs = method.needs
     whole = method.uses_enrollment or bool(needs.balance) or needs.everyone
@@ -498,7 +487,7 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
         )
     elif still and not whole:
         yield "Use a scheme that corrects for enrollment: fedipw, or a calibrated one with totals."
-    elif (enrolled is not None and enrolled.biased) or model_faults(audit).enrollment:
+    elif (enrolled is not None and enrolled.above) or model_faults(audit).enrollment:
         yield (
             "Add squares or products to the enrollment formula, or use calibrated weights "
             "(calibrated-entropy, efficient), which reproduce the population's means."

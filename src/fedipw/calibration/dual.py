@@ -90,7 +90,7 @@ class DualProblem:
         smooth = at.value - self.total * point[-1]
         if self.ridge.any():
             smooth += 0.5 * float(self.ridge @ point[:-1] ** 2)
-        gradient = self._gradient(at.gradient, point)
+        gradient = self.gradient(at.gradient, point)
         return replace(at, value=smooth, gradient=gradient, hessian=square)
 
     def totals(self, ratio: FloatArray, room: FloatArray) -> FloatArray:
@@ -99,15 +99,10 @@ class DualProblem:
         tilt = Tilt(CONSTANT, self.target, self.scale, np.zeros(len(self.target) + 1))
         return self.design.sums(weight, tilt, room, hessian=False).gradient
 
-    def gradient_of(self, ratio: FloatArray, point: FloatArray, room: FloatArray) -> FloatArray:
-        """Return the gradient of the smooth part from given ratios (n,) in place of F(u)."""
-        return self._gradient(self.totals(ratio, room), point)
-
-    def _gradient(self, totals: FloatArray, point: FloatArray) -> FloatArray:
-        gradient = totals.copy()
-        gradient[-1] -= self.total
-        gradient[:-1] += self.ridge * point[:-1]
-        return gradient
+    def gradient(self, totals: FloatArray, point: FloatArray) -> FloatArray:
+        """Return the gradient of the smooth part, where weighted columns have these totals."""
+        moved: FloatArray = totals + np.append(self.ridge * point[:-1], -self.total)
+        return moved
 
     def shifts(self, step: FloatArray, room: FloatArray) -> FloatArray:
         """Return the change of u along a step of the multipliers, in ``room``, (n,)."""
@@ -325,7 +320,7 @@ class _Run:
             moved *= problem.family.slope(self.ratio)
             moved += self.ratio
             ratio, point = np.clip(moved, low, high), self.point + step
-            gradient = problem.gradient_of(ratio, point, self._room)
+            gradient = problem.gradient(problem.totals(ratio, self._room), point)
             left = problem.residual(gradient, point)[active]
             before, worst = worst, float((np.abs(left) / goal).max())
             if not worst < 0.5 * before:

@@ -24,7 +24,7 @@ PARTICIPANTS_WEIGHTED: Final = "participants weighted"
 _TINY = 1e-12  # what rounding leaves of a deviation or a share that is 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Moments:
     """Weighted mean and squares of columns; moments of two sets of rows add up."""
 
@@ -36,12 +36,8 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         weight, apart = self.weight + other.weight, other.mean - self.mean
         share = other.weight / weight if weight > 0.0 else 0.0
-        return Moments(
-            rows=self.rows + other.rows,
-            weight=weight,
-            mean=self.mean + apart * share,
-            square=self.square + other.square + apart**2 * (self.weight * share),
-        )
+        square = self.square + other.square + apart**2 * (self.weight * share)
+        return Moments(self.rows + other.rows, weight, self.mean + apart * share, square)
 
     @property
     def sd(self) -> FloatArray:
@@ -54,12 +50,8 @@ class Moments:
 
     def outside(self, frame: Frame) -> Moments:
         """Return the moments in the columns' own units, of columns that were in a frame."""
-        return Moments(
-            rows=self.rows,
-            weight=self.weight,
-            mean=frame.centre + frame.scale * self.mean,
-            square=frame.scale**2 * self.square,
-        )
+        mean, square = frame.centre + frame.scale * self.mean, frame.scale**2 * self.square
+        return replace(self, mean=mean, square=square)
 
     def with_rests(self, rests: Sequence[Sequence[int]]) -> Moments:
         r"""Return moments with one more column for each set of levels: the share of the level left.
@@ -74,12 +66,8 @@ class Moments:
             return self
         share = _rest_shares(self.mean, rests)
         square = self.weight * np.maximum(share * (1.0 - share), 0.0)
-        return Moments(
-            rows=self.rows,
-            weight=self.weight,
-            mean=np.append(self.mean, share),
-            square=np.append(self.square, square),
-        )
+        mean, square = np.append(self.mean, share), np.append(self.square, square)
+        return replace(self, mean=mean, square=square)
 
 
 def _rest_shares(mean: FloatArray, rests: Sequence[Sequence[int]]) -> FloatArray:
@@ -254,15 +242,12 @@ class BalanceTable:
     ) -> BalanceTable:
         means = {group: found.with_rests(rests).mean for group, found in groups.items()}
         smds = {group: standardised_differences(m, mean, sd) for group, m in means.items()}
-        lines = tuple(
-            BalanceLine(
-                name=name,
-                mean=float(mean[j]),
-                sd=float(sd[j]),
-                groups={group: _cell(means[group][j], smds[group][j]) for group in groups},
-            )
-            for name, j in places
-        )
+
+        def line(name: str, j: int) -> BalanceLine:
+            cells = {group: _cell(means[group][j], smds[group][j]) for group in groups}
+            return BalanceLine(name=name, mean=float(mean[j]), sd=float(sd[j]), groups=cells)
+
+        lines = tuple(line(name, j) for name, j in places)
         return cls(scale_from=scale_from, groups=tuple(groups), lines=lines, hidden=0)
 
     def without(self, names: Collection[str]) -> BalanceTable:

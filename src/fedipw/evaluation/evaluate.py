@@ -76,9 +76,7 @@ class Evaluation:
         floats = pl.col("estimate", "se", "low", "high", "se_superpopulation", "freedom")
         return made.with_columns(floats.cast(pl.Float64).fill_nan(None))
 
-    def to_polars(self) -> pl.DataFrame:
-        """Return one row per estimate."""
-        return self.table()
+    to_polars = table
 
     def to_pandas(self) -> Any:
         """Return one row per estimate as a pandas frame; needs pandas."""
