@@ -198,7 +198,6 @@ class _Job(NamedTuple):
         )
 
     def _gathered(self, plan: Plan, facts: LedgerFacts, record: Record) -> Audit:
-        """Return the audit without a metric."""
         stage, min_cell = self.stage, self.min_cell
         weighing = facts.weighing or _weighing(stage, plan, facts)
         weights, state = weighing.inverse_enrollment(), weighing.state
@@ -243,10 +242,9 @@ class _Job(NamedTuple):
 
 
 def _without_metric(audit: Audit, metric: MetricRequest, error: SeparationError) -> Audit:
-    """Return an audit that says why a metric cannot be told of the population."""
     note = (
-        f"Nothing is said of {metric.name} on the population: {parted(error)}, so no weights lead "
-        "there. Merge or leave out those columns (--lump-below, --enrollment)."
+        f"No estimate of {metric.name} on the population: {parted(error)}, so no weights "
+        "correct it. Merge or leave out those columns (--lump-below, --enrollment)."
     )
     unknown = tuple(METRIC_UNUSED if line == NO_METRIC else line for line in audit.unknown)
     return replace(audit, notes=(*audit.notes, note), unknown=unknown)
@@ -255,7 +253,6 @@ def _without_metric(audit: Audit, metric: MetricRequest, error: SeparationError)
 def _observer(
     stage: EnrollmentStage, ledger: Ledger | None, plan: Plan, min_cell: int
 ) -> LedgerFacts:
-    """Return the observer of a replay, ready to count."""
     if ledger is None:
         return LedgerFacts(stage.members)
     ledger.require_rounds()

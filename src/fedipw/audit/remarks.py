@@ -21,8 +21,8 @@ from fedipw.weighting.replay import Plan, Record
 from fedipw.weighting.weigher import EnrollmentState
 
 HIDDEN_DRIVERS: Final = (
-    "Drivers of selection that stand in no column: weights cannot correct for them. A sensitivity "
-    "analysis says how strong they must be to change a conclusion."
+    "Drivers of selection that are not observed: weights cannot correct for them. A sensitivity "
+    "analysis estimates how strong they must be to change a conclusion."
 )
 METRIC_UNUSED: Final = (
     "What selection does to the metric: it was given, and could not be weighted (see the notes)."
@@ -64,13 +64,13 @@ def _of_enrollment(found: Gathered) -> Iterator[str]:
             "and balance: a value is missing or a level unknown."
         )
     if stage.members.changes:
-        when = "of everybody enrolled at some time"
+        when = "of all enrolled at some time"
         if found.facts.present_in:
             when = f"as of round {found.facts.present_in}"
         yield (
             f"Clients join and leave: {stage.members.size} are enrolled at some time. The model "
-            f"of enrollment, its reach, its weights and the balance of the enrolled are {when} "
-            f"({inside} clients); parts with nobody enrolled count everybody enrolled at some time."
+            f"of enrollment, its overlap, its weights and the balance of the enrolled are {when} "
+            f"({inside} clients); subgroups with nobody enrolled count all enrolled at some time."
         )
     if not found.facts.rounds and found.state.note and not _unfitted(found.state.note):
         yield _sentence(found.state.note)
@@ -161,9 +161,9 @@ def _of_hiding(found: Gathered) -> Iterator[str]:
     audit, facts = found.audit, found.facts
     few = f"fewer than {found.min_cell} clients or rows"
     if audit.overlap is not None and audit.overlap.empty_small:
-        yield f"{audit.overlap.empty_small} parts with nobody enrolled are not listed: {few}."
+        yield f"{audit.overlap.empty_small} subgroups with nobody enrolled are not listed: {few}."
     if found.unlisted:
-        yield f"{found.unlisted} further parts with nobody enrolled are not listed."
+        yield f"{found.unlisted} further subgroups with nobody enrolled are not listed."
     if audit.balance is not None and audit.balance.hidden:
         yield f"{audit.balance.hidden} levels of the balance are hidden: {few}."
     coefficients = found.hidden_coefficients
@@ -191,7 +191,7 @@ def _of_totals(found: Gathered) -> Iterator[str]:
         "and totals of the population are known."
     )
     yield (
-        "How far enrollment reaches: parts of the population with nobody enrolled show only where "
+        "The overlap of enrollment: subgroups with nobody enrolled show only where "
         "they are among the targets."
     )
     yield (

@@ -53,12 +53,12 @@ _BIAS_RULE: Final = (
     f"would exceed with a chance of {CHANCE:.0%} over all columns together."
 )
 ENROLLMENT_BIAS: Final = Question("Do the enrolled differ from the population?", _BIAS_RULE)
-REPLY_BIAS: Final = Question("Do those who reply differ from the enrolled?", _BIAS_RULE)
+REPLY_BIAS: Final = Question("Do respondents differ from the enrolled?", _BIAS_RULE)
 CORRECTION: Final = Question(
     "Can weights correct it?",
-    f"Not fully if enrollment has no model, a part of the population has nobody enrolled that a "
+    f"Not fully if enrollment has no model, a subgroup has nobody enrolled that a "
     f"fair enrollment would leave empty with a chance below {LEFT_EMPTY:g}, or a weighted "
-    f"difference stays above {SMD:g} and chance; with care if another part is empty, more than "
+    f"difference stays above {SMD:g} and chance; with care if another subgroup is empty, more than "
     f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
     f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
     "negative.",
@@ -174,7 +174,7 @@ def _enrollment(audit: Audit) -> Finding:
     if gap is None:
         return ENROLLMENT_BIAS.answered("Unknown", Level.UNKNOWN, "No column is known of both.")
     auc = next((s.auc for s in audit.stages if s.stage == ENROLLMENT), None)
-    more = "" if auc is None else f" A model tells them apart with an AUC of {auc:.2f}."
+    more = "" if auc is None else f" A model separates them with an AUC of {auc:.2f}."
     return _difference(ENROLLMENT_BIAS, gap, "the enrolled and the population", more)
 
 
@@ -187,7 +187,7 @@ def _participation(audit: Audit) -> Finding:
     later = [s for s in audit.stages if s.stage != ENROLLMENT and s.auc is not None]
     aucs = ", ".join(f"{s.stage} {s.auc:.2f}" for s in later)
     more = f" AUC of the fitted steps: {aucs}." if aucs else ""
-    return _difference(REPLY_BIAS, gap, "those who reply and the enrolled", more)
+    return _difference(REPLY_BIAS, gap, "respondents and the enrolled", more)
 
 
 def _difference(question: Question, gap: Gap, who: str, more: str) -> Finding:
@@ -211,11 +211,13 @@ def _correction(audit: Audit) -> Finding:
     left = _weighted_gap(audit)
     done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
     if not audit.sizes.population_table:
-        done += "As far as the given totals tell; what they leave out may still differ. "
+        done += "As far as the given totals show; what they leave out may still differ. "
     if care:
         return CORRECTION.answered("With care", Level.WARN, done + " ".join(care))
     if audit.sizes.population_table:
-        done += f"Every part looked at of {audit.settings.min_cell} clients or more has enrolled "
+        done += (
+            f"Every subgroup looked at of {audit.settings.min_cell} clients or more has enrolled "
+        )
         done += "clients to stand for it."
     return CORRECTION.answered("Yes", Level.GOOD, done.strip())
 
@@ -229,7 +231,6 @@ def _without_model(audit: Audit) -> bool:
 
 
 def _empty(audit: Audit, *, by_chance: bool) -> list[Cell]:
-    """Return the cells with nobody enrolled that chance explains, or those it does not."""
     if audit.overlap is None:
         return []
     rate = audit.sizes.enrolled / (audit.sizes.population or math.inf)
@@ -444,7 +445,7 @@ def _unbiased(correction: Finding, worth: Finding, answers: set[str]) -> str:
         return "No column differs much, but weights cannot stand for the whole population."
     if "Unknown" in answers:
         return "No selection bias is seen in what is known; the rest is unknown."
-    return "Those who train look like the population: weighting is not needed on these columns."
+    return "Respondents look like the population: weighting is not needed on these columns."
 
 
 def _next(audit: Audit) -> tuple[str, ...]:
@@ -457,7 +458,7 @@ def _next(audit: Audit) -> tuple[str, ...]:
     if model_faults(audit).participation:
         out.append("Refit on a rolling window (--window) or add history and clock (--history).")
     if not audit.sizes.population_table:
-        out.append("A population table, or totals of more columns and of products, tells more.")
+        out.append("A population table, or totals of more columns and products, would show more.")
     if not audit.sizes.rounds:
         out.append("Keep a ledger of rounds: without it participation cannot be corrected.")
     metric = audit.metric

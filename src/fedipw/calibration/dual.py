@@ -230,7 +230,6 @@ class _Run:
         self.norm = self._norm(self.at, self.point)
 
     def lost(self) -> Status | None:
-        """Return why no minimum is to be expected, if there is a reason."""
         if self.problem.separated(self.at, self.point):
             return Status.INFEASIBLE
         return None if np.abs(self.point).max() < _FAR else Status.DIVERGED
@@ -278,7 +277,6 @@ class _Run:
         return False
 
     def _lengthen(self, step: FloatArray) -> None:
-        """Go on along a step as long as the dual falls, twice as far each time."""
         for doublings in range(_EXPANSIONS):
             trial = self.point + 2.0**doublings * step
             if not np.abs(trial).max() < _FAR:

@@ -109,7 +109,6 @@ def _enrolled_slices(table: Table, rows: int) -> list[Slice]:
 
 
 def _block(frame: pl.DataFrame, terms: Sequence[Term], start: int = 0) -> Block:
-    """Return the terms of the enrolled rows of a batch."""
     rows = frame.filter(ENROLLED) if ENROLLED in frame.columns else frame
     columns = np.ascontiguousarray(term_matrix(terms, rows).T)
     return Block(columns, np.zeros(0, dtype=np.int8), np.empty(0), start)

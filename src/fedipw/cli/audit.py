@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from fedipw.cli.options import (
     PopulationOptions,
@@ -27,37 +28,35 @@ if TYPE_CHECKING:
 
 def audit(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="The page, an .html file.")],
+    out: Annotated[Path, Option(help="The page, an .html file.")],
     given: PopulationOptions,
     asked: WeightOptions,
-    rounds: Annotated[
-        Path | None, typer.Option(help="Ledger: a directory of closed rounds.")
-    ] = None,
+    rounds: Annotated[Path | None, Option(help="Ledger: a directory of closed rounds.")] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(help="Two audits (page or JSON), before and after.", metavar="BEFORE AFTER"),
+        Option(help="Two audits (page or JSON), before and after.", metavar="BEFORE AFTER"),
     ] = None,
     metrics: Annotated[
-        Path | None, typer.Option(help="Metric of the replies: unit_id, round, value.")
+        Path | None, Option(help="Metric of the replies: unit_id, round, value.")
     ] = None,
-    metric_name: Annotated[str, typer.Option(help="What the metric is called.")] = "metric",
+    metric_name: Annotated[str, Option(help="What the metric is called.")] = "metric",
     by: Annotated[
-        list[str] | None, typer.Option(help="Column to group the metric by; repeatable.")
+        list[str] | None, Option(help="Column to group the metric by; repeatable.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Selection audit",
+    title: Annotated[str, Option(help="Title of the page.")] = "Selection audit",
     threshold: Threshold = 0.01,
     min_cell: Annotated[
-        int, typer.Option(help="Parts with fewer clients or rows are not shown.")
+        int, Option(help="Subgroups with fewer clients or rows are not shown.")
     ] = 10,
     strict: Strict = None,
     as_json: Annotated[
-        Path | None, typer.Option("--json", help="File for the same numbers as JSON.")
+        Path | None, Option("--json", help="File for the same numbers as JSON.")
     ] = None,
 ) -> None:
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
     Writes one self-contained page, and the same numbers as JSON. With --compare two earlier audits
-    are set side by side. No client is named, and small parts of the population are not shown.
+    are set side by side. No client is named, and small subgroups are not shown.
 
     Example: fedipw audit --population people.parquet --rounds rounds --out report.html
     """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
 from fedipw.cli.options import (
     ModelOptions,
@@ -32,40 +33,36 @@ _SHORT = {"horvitz-thompson": "HT"}
 
 
 def evaluate(
-    metrics: Annotated[Path, typer.Option(help="unit_id, round, value and perhaps n.")],
+    metrics: Annotated[Path, Option(help="unit_id, round, value and perhaps n.")],
     rounds: Rounds,
     given: PopulationOptions,
     models: ModelOptions,
     against: Annotated[
-        Path | None, typer.Option(help="Metrics of another model on the same clients and rounds.")
+        Path | None, Option(help="Metrics of another model on the same clients and rounds.")
     ] = None,
     by: Annotated[
-        list[str] | None, typer.Option(help="Column of clients to group by, or round; repeatable.")
+        list[str] | None, Option(help="Column of clients to group by, or round; repeatable.")
     ] = None,
     sensitivity: Annotated[
-        list[float] | None, typer.Option(help="Odds ratio Lambda, 1 or more; repeatable.")
+        list[float] | None, Option(help="Odds ratio Lambda, 1 or more; repeatable.")
     ] = None,
     conclusion: Annotated[
-        float | None, typer.Option(help="Value at which a conclusion would change.")
+        float | None, Option(help="Value at which a conclusion would change.")
     ] = None,
-    scheme: Annotated[
-        str | None, typer.Option(help="fedipw, efficient or a calibrated method.")
-    ] = None,
+    scheme: Annotated[str | None, Option(help="fedipw, efficient or a calibrated method.")] = None,
     samples: Annotated[
-        bool, typer.Option("--samples", help="The mean over samples (n) instead of clients.")
+        bool, Option("--samples", help="The mean over samples (n) instead of clients.")
     ] = False,
-    jackknife: Annotated[
-        int, typer.Option(help="Groups of a jackknife over clients; 0 linearises.")
-    ] = 0,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    jackknife: Annotated[int, Option(help="Groups of a jackknife over clients; 0 linearises.")] = 0,
+    confidence: Annotated[float, Option(help="Of the intervals.")] = 0.95,
     missing_metrics: Annotated[
-        bool, typer.Option("--missing-metrics", help="Leave replies without a metric out.")
+        bool, Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
     l2: Ridge = 0.0,
-    out: Annotated[Path | None, typer.Option(help="Table of estimates; .csv or .parquet.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    out: Annotated[Path | None, Option(help="Table of estimates; .csv or .parquet.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Estimate a metric's mean over the whole population from those who replied.
+    """Estimate a metric's mean over the whole population from its respondents.
 
     Both stages are fitted, participation on all rounds. Gives the plain mean of the replies, and
     Horvitz-Thompson, Hajek and GREG means of the population with design-based two-phase standard

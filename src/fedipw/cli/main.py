@@ -39,12 +39,10 @@ class _OnDemand(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, none if there is no such name."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -56,7 +54,6 @@ class _OnDemand(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named first, or say which name is near."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = get_close_matches(name, COMMANDS)

@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
 from fedipw.cli.terminal import bar
 from fedipw.errors import InputError, PositivityError
@@ -39,12 +39,10 @@ class MissingName(StrEnum):
     DROP = "drop"
 
 
-Rounds = Annotated[Path, typer.Option(help="Ledger: a directory of closed rounds.")]
-Ridge = Annotated[float, typer.Option(help="Ridge penalty on coefficients.")]
-Threshold = Annotated[float, typer.Option(help="Probability counted as small in the report.")]
-Strict = Annotated[
-    float | None, typer.Option(help="Stop with code 4 if a probability is below this.")
-]
+Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
+Ridge = Annotated[float, Option(help="Ridge penalty on coefficients.")]
+Threshold = Annotated[float, Option(help="Probability counted as small in the report.")]
+Strict = Annotated[float | None, Option(help="Stop with code 4 if a probability is below this.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +51,12 @@ class PopulationOptions:
 
     population: Annotated[
         Path | None,
-        typer.Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
+        Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
     ] = None
-    enrolled: Annotated[
-        Path | None, typer.Option(help="Enrolled clients alone, with --targets.")
-    ] = None
-    targets: Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")] = None
+    enrolled: Annotated[Path | None, Option(help="Enrolled clients alone, with --targets.")] = None
+    targets: Annotated[Path | None, Option(help="Population means: name,value[,se].")] = None
     population_size: Annotated[
-        float | None, typer.Option(help="N, with --targets where it is known.")
+        float | None, Option(help="N, with --targets where it is known.")
     ] = None
 
     @property
@@ -106,35 +102,32 @@ class PopulationOptions:
 class ModelOptions:
     """How both stages are modelled; fields are those of ``Settings``."""
 
-    enrollment: Annotated[
-        str, typer.Option(help="Formula of enrollment; . is every covariate.")
-    ] = "."
+    enrollment: Annotated[str, Option(help="Formula of enrollment; . is every covariate.")] = "."
     participation: Annotated[
-        str, typer.Option(help="Formula of participation, or of a reply once invited.")
+        str, Option(help="Formula of participation, or of a reply once invited.")
     ] = "."
     availability: Annotated[
-        str, typer.Option(help="Formula of availability, where the ledger tells it.")
+        str, Option(help="Formula of availability, where the ledger records it.")
     ] = "."
     history: Annotated[
-        bool, typer.Option("--history", help="Add what past rounds say of each client.")
+        bool, Option("--history", help="Add what past rounds say of each client.")
     ] = False
-    day_length: Annotated[float, typer.Option(help="Rounds in a day, for the clock.")] = 24.0
+    day_length: Annotated[float, Option(help="Rounds in a day, for the clock.")] = 24.0
     classifier: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Classifier of both stages: logistic, boosting, forest, or a dotted name such as "
             "sklearn.ensemble.ExtraTreesClassifier. Cross-fitted by client."
         ),
     ] = None
     folds: Annotated[
-        int | None,
-        typer.Option(help="Folds of clients for cross-fitting; 5 by default, 0 for none."),
+        int | None, Option(help="Folds of clients for cross-fitting; 5 by default, 0 for none.")
     ] = None
     score_calibration: Annotated[
-        str | None, typer.Option(help="Calibration of a classifier's scores: platt or isotonic.")
+        str | None, Option(help="Calibration of a classifier's scores: platt or isotonic.")
     ] = None
     missing: Annotated[
-        MissingName, typer.Option(help="What becomes of missing values and unknown levels.")
+        MissingName, Option(help="What becomes of missing values and unknown levels.")
     ] = MissingName.ERROR
 
     def settings(self, **more: Any) -> Settings:
@@ -150,20 +143,16 @@ class WeightOptions(ModelOptions):
 
     method: Annotated[
         str | None,
-        typer.Option("--scheme", help="Method; fedipw, or calibrated-quadratic with --targets."),
+        Option("--scheme", help="Method; fedipw, or calibrated-quadratic with --targets."),
     ] = None
     fit: Annotated[
         FitName,
-        typer.Option(
-            "--participation-fit", help="Rounds that a round's participation is fitted on."
-        ),
+        Option("--participation-fit", help="Rounds that a round's participation is fitted on."),
     ] = FitName.PAST
-    window: Annotated[int | None, typer.Option(help="Of past rounds, only the last this many.")] = (
-        None
-    )
-    refit_every: Annotated[int, typer.Option(help="Rounds between fits on past rounds.")] = 10
+    window: Annotated[int | None, Option(help="Of past rounds, only the last this many.")] = None
+    refit_every: Annotated[int, Option(help="Rounds between fits on past rounds.")] = 10
     lump_below: Annotated[
-        float | None, typer.Option(help="Merge levels with a smaller share of the rows.")
+        float | None, Option(help="Merge levels with a smaller share of the rows.")
     ] = None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from typer import Option
 
 from fedipw.cli.options import (
     FitName,
@@ -37,34 +38,30 @@ if TYPE_CHECKING:
 
 def weights(
     rounds: Rounds,
-    out: Annotated[Path, typer.Option(help="File for one row per reply; .parquet or .csv.")],
+    out: Annotated[Path, Option(help="File for one row per reply; .parquet or .csv.")],
     given: PopulationOptions,
     asked: WeightOptions,
     reference: Annotated[
         Path | None,
-        typer.Option(
-            help="Reference sample of the population, with --enrolled, in place of totals."
-        ),
+        Option(help="Reference sample of the population, with --enrolled, in place of totals."),
     ] = None,
     reference_weight: Annotated[
-        str | None, typer.Option(help="Column of the reference sample's design weights.")
+        str | None, Option(help="Column of the reference sample's design weights.")
     ] = None,
     trim: Annotated[
-        float | None, typer.Option(help="Cut weights at this multiple of a round's mean.")
+        float | None, Option(help="Cut weights at this multiple of a round's mean.")
     ] = None,
     l2: Ridge = 0.0,
     threshold: Threshold = 0.01,
     strict: Strict = None,
-    save_models: Annotated[
-        Path | None, typer.Option(help="Directory for the fitted models.")
-    ] = None,
+    save_models: Annotated[Path | None, Option(help="Directory for the fitted models.")] = None,
     models: Annotated[
-        Path | None, typer.Option(help="Directory of saved models to use instead of fitting.")
+        Path | None, Option(help="Directory of saved models to use instead of fitting.")
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
+        str | None, Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.
 

@@ -349,7 +349,7 @@ def plain_means(
     .. math:: \bar y = \frac{1}{m} \sum y_{ir}, \qquad \text{se}^2 = \frac{n}{n - 1}
        \frac{1}{m^2} \sum_i \Big(\sum_r (y_{ir} - \bar y)\Big)^2 \qquad (E31)
 
-    It is about those who reply, not about the population: the interval says how well *their* mean
+    It is about respondents, not about the population: the interval says how well *their* mean
     is known. With ``counts`` (m,) each reply counts as often, and m is their sum.
     """
     often = np.ones(len(values)) if counts is None else counts
@@ -489,7 +489,6 @@ def jackknife_means(
 def _mean(
     rest: TwoPhase, values: FloatArray, estimator: MeanEstimator, group: Group, share: float
 ) -> float:
-    """Return a mean over what is left of a group, NaN if there is none."""
     size = None if group.size is None else group.size * share
     try:
         return estimator.linear(rest, values, replace(group, size=size)).estimate

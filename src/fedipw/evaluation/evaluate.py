@@ -169,7 +169,6 @@ def _estimators(logged: LoggedSample, plan: EvaluationPlan) -> list[MeanEstimato
 
 
 def _rounds(logged: LoggedSample) -> list[Group]:
-    """Return each evaluated round that has a reply."""
     return [
         Group(name=f"round = {index}", size=logged.population_size, rounds=np.array([code]))
         for code, index in enumerate(logged.rounds.tolist())

@@ -127,7 +127,7 @@ class Metrics:
         ).drop("(id)", "(r)")  # fmt: skip
         if both.height != self.frame.height or both.height != other.frame.height:
             raise InputError(
-                f"{self.where} and {other.where} must tell of the same clients and rounds: "
+                f"{self.where} and {other.where} must be of the same clients and rounds: "
                 f"{self.frame.height} and {other.frame.height} rows, {both.height} in both."
             )
         apart = pl.col(VALUE).cast(pl.Float64) - pl.col("(other)").cast(pl.Float64)

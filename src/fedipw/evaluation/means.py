@@ -112,8 +112,6 @@ def _checked(outcome: ArrayLike, Z: ArrayLike, selected: ArrayLike, prob: ArrayL
 
 
 class _Block(NamedTuple):
-    """Some rows."""
-
     Z: FloatArray
     residual: FloatArray  # E - π
     variance: FloatArray  # π (1 - π)

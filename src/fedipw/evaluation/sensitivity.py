@@ -263,7 +263,6 @@ class _Replies:
         return self.client_sums(weights * above), weights
 
     def client_sums(self, values: FloatArray) -> FloatArray:
-        """Sums over the rows of each client, (n,)."""
         return client_sums(self.client, values, len(self.enrollment_prob))
 
     def mean(self, enrollment: FloatArray, participation: FloatArray) -> float:
@@ -275,7 +274,6 @@ class _Replies:
         return self.origin + float((weights * (self.outcome - self.origin)).sum() / weights.sum())
 
     def mirrored(self) -> _Replies:
-        """The same with outcomes of the other sign."""
         return replace(self, outcome=-self.outcome, origin=-self.origin)
 
 
