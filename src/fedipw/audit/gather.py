@@ -308,20 +308,10 @@ def _sizes(stage: EnrollmentStage, facts: LedgerFacts) -> Sizes:
 
 def _moments(groups: _Groups, columns: FloatArray, known: BoolArray) -> dict[str, Moments]:
     """Return the moments of the groups with anybody; ``columns`` are of the known, (q, m)."""
-    found = {k: _signed_moments(columns, w[known]) for k, w in groups.items() if w is not None}
-    return {name: moments for name, moments in found.items() if moments is not None}
-
-
-def _signed_moments(columns: FloatArray, weights: FloatArray) -> Moments | None:
-    """Return moments under weights of which some may be negative; none if they sum to nothing."""
-    total = float(weights.sum())
-    if not total > 0.0:
-        return None
-    if (weights >= 0.0).all():
-        return weighted_moments(columns, weights)
-    mean = columns @ weights / total
-    square = (columns - mean[:, None]) ** 2 @ weights
-    return Moments(rows=int((weights != 0.0).sum()), weight=total, mean=mean, square=square)
+    inside = {name: w[known] for name, w in groups.items() if w is not None}
+    return {
+        name: weighted_moments(columns, w, signed=True) for name, w in inside.items() if w.sum() > 0
+    }
 
 
 class _TableFacts(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import polars as pl
@@ -20,21 +20,8 @@ MOST_LEVELS = 500  # of a column; with more it is not counted
 SHOWN_LEVELS = 20
 HEAT_COLUMNS = 3
 LONGEST_DAY = 48  # rounds
-HOUR_CLOCK: Final = "hour"
-ROUND_CLOCK: Final = "round of the day"
 _Key = tuple[int, float, str]  # how levels are put in order
 Clock = Callable[[int, pl.DataFrame], int]
-
-
-class Coder(Protocol):
-    """Turns values of a column into numbers of levels."""
-
-    labels: list[str]  # by number
-    keys: list[_Key]
-
-    def codes(self, values: pl.Series) -> IntArray:
-        """Return the level of each value, (m,)."""
-        ...
 
 
 @final
@@ -98,6 +85,9 @@ class Ranges:
         numbers = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
         places = np.searchsorted(self._edges, numbers, side="left")
         return np.where(np.isnan(numbers), len(self.labels) - 1, places)
+
+
+Coder = Levels | Ranges  # turns values of a column into numbers of levels
 
 
 def coder_of(values: pl.Series, cells: Cells) -> Coder | None:
@@ -230,7 +220,7 @@ def clock_of(ledger: Ledger, day_length: float) -> tuple[str, Clock] | None:
     two days or more.
     """
     if isinstance(ledger.schema.get(OPENED_AT), pl.Datetime):
-        return HOUR_CLOCK, lambda _, table: int(table[OPENED_AT][0].hour)
+        return "hour", lambda _, table: int(table[OPENED_AT][0].hour)
     if 2.0 <= day_length <= LONGEST_DAY and len(ledger.rounds) >= 2.0 * day_length:
-        return ROUND_CLOCK, lambda index, _: int((index - 1) % day_length)
+        return "round of the day", lambda index, _: int((index - 1) % day_length)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,30 +49,34 @@ def shown_histogram(
     kept = {name: n for name, n in counts.items() if not 0 < n.sum() < min_cell}
     if not kept:
         return Histogram(edges=(float(edges[0]), float(edges[-1])), counts={}, log_scale=log_scale)
-    table = np.array(list(kept.values()))  # (groups, bins)
-    bins: list[tuple[int, IntArray]] = []  # last edge and counts of merged bins
-    held = np.zeros(len(table), dtype=np.int64)
-    for k in range(table.shape[1]):
-        held = held + table[:, k]
-        if _enough(held, min_cell):
-            bins.append((k + 1, held))
-            held = np.zeros_like(held)
-    while held.any():  # what is left over goes to the bins before it
-        held = held + bins.pop()[1]
-        if _enough(held, min_cell):
-            bins.append((table.shape[1], held))
-            break
-    cuts = [0, *(last for last, _ in bins)]
-    merged = np.array([n for _, n in bins]).T
+    cuts = _cuts(np.array(list(kept.values())), min_cell)
     return Histogram(
         edges=tuple(edges[cuts].tolist()),
-        counts={name: tuple(n.tolist()) for name, n in zip(kept, merged, strict=True)},
+        counts={k: tuple(np.add.reduceat(n, cuts[:-1]).tolist()) for k, n in kept.items()},
         log_scale=log_scale,
     )
 
 
-def _enough(counts: IntArray, min_cell: int) -> bool:
-    return bool(((counts == 0) | (counts >= min_cell)).all())
+def _cuts(counts: IntArray, min_cell: int) -> list[int]:
+    """Return where to cut bins, so that each group (groups, bins) has none or enough in a piece.
+
+    In all bins together each has.
+    """
+
+    def enough(first: int, last: int) -> bool:
+        inside = counts[:, first:last].sum(axis=1)
+        return bool(((inside == 0) | (inside >= min_cell)).all())
+
+    cuts, end = [0], counts.shape[1]
+    for k in range(1, end + 1):
+        if enough(cuts[-1], k):
+            cuts.append(k)
+    if cuts[-1] == end:
+        return cuts
+    cuts.pop()  # what is left over goes to the bins before it
+    while not enough(cuts[-1], end):
+        cuts.pop()
+    return [*cuts, end]
 
 
 def prob_histogram(sums: CalibrationSums, groups: tuple[str, str], min_cell: int) -> Histogram:
@@ -98,24 +103,14 @@ def prob_histogram(sums: CalibrationSums, groups: tuple[str, str], min_cell: int
 
 def merged_reliability(bins: Sequence[ReliabilityBin], min_cell: int) -> tuple[ReliabilityBin, ...]:
     """Return the bins of a reliability curve, neighbours merged until each has enough rows."""
-    groups: list[list[ReliabilityBin]] = []
-    for one in bins:
-        if groups and _rows(groups[-1]) < min_cell:
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    while len(groups) > 1 and _rows(groups[-1]) < min_cell:
-        last = groups.pop()
-        groups[-1].extend(last)
-    return tuple(_joined(group) for group in groups if _rows(group) >= min_cell)
-
-
-def _rows(group: Sequence[ReliabilityBin]) -> int:
-    return sum(one.count for one in group)
+    counts = np.array([[one.count for one in bins]])
+    if counts.sum() < min_cell:
+        return ()
+    return tuple(_joined(bins[a:b]) for a, b in pairwise(_cuts(counts, min_cell)))
 
 
 def _joined(group: Sequence[ReliabilityBin]) -> ReliabilityBin:
-    n = _rows(group)
+    n = sum(one.count for one in group)
     prob = sum(one.count * one.mean_prob for one in group) / n
     rate = min(sum(one.count * one.rate for one in group) / n, 1.0)
     error = float(np.sqrt(rate * (1.0 - rate) / n))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from scipy.special import ndtri
 
@@ -345,21 +345,13 @@ def break_even(audit: Audit) -> float | None:
 # Whether the models of selection agree with what happened, beyond what chance explains.
 
 
-class Faults(NamedTuple):
-    """Where the selected are not those the models expect, a clause each."""
-
-    enrollment: tuple[str, ...]
-    participation: tuple[str, ...]
+def _enrollment_faults(audit: Audit) -> list[str]:
+    return [*_stage_faults(s for s in audit.stages if s.stage == ENROLLMENT), *_size_faults(audit)]
 
 
-def model_faults(audit: Audit) -> Faults:
-    """Return what does not agree."""
-    first = [s for s in audit.stages if s.stage == ENROLLMENT]
-    later = [s for s in audit.stages if s.stage != ENROLLMENT]
-    return Faults(
-        (*_stage_faults(first), *_size_faults(audit)),
-        (*_stage_faults(later), *_last_round_faults(audit)),
-    )
+def _participation_faults(audit: Audit) -> list[str]:
+    later = (s for s in audit.stages if s.stage != ENROLLMENT)
+    return [*_stage_faults(later), *_last_round_faults(audit)]
 
 
 def _beyond(ratio: float, expected: float) -> bool:
@@ -367,7 +359,7 @@ def _beyond(ratio: float, expected: float) -> bool:
     return abs(ratio - 1.0) > max(OFF, ERRORS / math.sqrt(expected) if expected > 0.0 else OFF)
 
 
-def _stage_faults(stages: Sequence[StagePart]) -> Iterator[str]:
+def _stage_faults(stages: Iterable[StagePart]) -> Iterator[str]:
     for stage in stages:
         ratio = stage.calibration_ratio
         expected = sum(bin_.count * bin_.mean_prob for bin_ in stage.reliability)
@@ -406,9 +398,9 @@ def _size_faults(audit: Audit) -> Iterator[str]:
 
 
 def _models(audit: Audit) -> Finding:
-    faults = model_faults(audit)
-    if any(faults):
-        text = some([*faults.enrollment, *faults.participation])
+    faults = [*_enrollment_faults(audit), *_participation_faults(audit)]
+    if faults:
+        text = some(faults)
         return MODELS.answered("Not quite", Level.WARN, f"{text[0].upper()}{text[1:]}.")
     worst = max(s.expected_error for s in audit.stages)
     text = f"Observed rates follow fitted probabilities; the mean gap is {worst:.3f} at most."
@@ -455,7 +447,7 @@ def _next(audit: Audit) -> tuple[str, ...]:
             "Prefer Hájek or calibrated forms, which heavy weights disturb less; trim only where "
             "it is reported."
         )
-    if model_faults(audit).participation:
+    if _participation_faults(audit):
         out.append("Refit on a rolling window (--window) or add history and clock (--history).")
     if not audit.sizes.population_table:
         out.append("A population table, or totals of more columns and products, would show more.")
@@ -488,7 +480,7 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
         )
     elif still and not whole:
         yield "Use a scheme that corrects for enrollment: fedipw, or a calibrated one with totals."
-    elif (enrolled is not None and enrolled.above) or model_faults(audit).enrollment:
+    elif (enrolled is not None and enrolled.above) or _enrollment_faults(audit):
         yield (
             "Add squares or products to the enrollment formula, or use calibrated weights "
             "(calibrated-entropy, efficient), which reproduce the population's means."

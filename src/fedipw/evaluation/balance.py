@@ -28,7 +28,7 @@ _TINY = 1e-12  # what rounding leaves of a deviation or a share that is 0
 class Moments:
     """Weighted mean and squares of columns; moments of two sets of rows add up."""
 
-    rows: int  # with a weight above 0
+    rows: int  # with a weight other than 0
     weight: float  # sum of weights
     mean: FloatArray  # (q,)
     square: FloatArray  # (q,) weighted squares about the mean
@@ -75,13 +75,16 @@ def _rest_shares(mean: FloatArray, rests: Sequence[Sequence[int]]) -> FloatArray
     return np.where(np.abs(share) > _TINY, share, 0.0)
 
 
-def weighted_moments(columns: FloatArray, weights: FloatArray | None = None) -> Moments:
+def weighted_moments(
+    columns: FloatArray, weights: FloatArray | None = None, *, signed: bool = False
+) -> Moments:
     r"""Return the moments of columns (q, m) under weights (m,), 1 each by default.
 
     .. math:: \bar x = \frac{\sum_i w_i x_i}{\sum_i w_i}, \qquad
        s^2 = \frac{n}{n - 1} \frac{\sum_i w_i (x_i - \bar x)^2}{\sum_i w_i} \qquad (E10)
 
-    with n the number of rows of positive weight. A common factor of the weights changes nothing.
+    with n the number of rows that have weight. A common factor of the weights changes nothing; with
+    ``signed`` some may be negative.
 
     >>> found = weighted_moments(np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 1.0, 0.0]))
     >>> found.rows, found.mean, found.sd.round(4)
@@ -93,7 +96,7 @@ def weighted_moments(columns: FloatArray, weights: FloatArray | None = None) -> 
     if weights is None:
         weights = np.ones(columns.shape[1])
     check_rows(columns.shape[1], weights=weights)
-    return _filled(_moments(columns, weights))
+    return _filled(_moments(columns, weights, signed=signed))
 
 
 def partition_moments(partitions: Partitions, frame: Frame | None = None) -> Moments:
@@ -114,13 +117,13 @@ def _block_moments(block: Block) -> Moments:
     return _moments(block.columns, block.weights if len(block.weights) else np.ones(block.rows))
 
 
-def _moments(columns: FloatArray, weights: FloatArray) -> Moments:
-    if not (np.isfinite(weights) & (weights >= 0.0)).all():
+def _moments(columns: FloatArray, weights: FloatArray, *, signed: bool = False) -> Moments:
+    if not (np.isfinite(weights) & (signed | (weights >= 0.0))).all():
         raise InputError("Weights of groups must be finite and not negative.")
     total = float(weights.sum())
     mean = columns @ weights / (total if total > 0.0 else 1.0)
     square = (columns - mean[:, None]) ** 2 @ weights
-    return Moments(rows=int((weights > 0.0).sum()), weight=total, mean=mean, square=square)
+    return Moments(int((weights != 0.0).sum()), total, mean, square)
 
 
 def _filled(found: Moments) -> Moments:
