@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from fedipw.calibration.design import BalanceDesign, Dense, Margins
+from fedipw.calibration.design import BalanceDesign, Dense, Margins, Partitioned
 from fedipw.calibration.distances import Distance, InverseLogit
-from fedipw.calibration.partitioned import Partitioned
 from fedipw.calibration.solve import Calibration, Slack, calibrated
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray
