@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
 
 class FedIPWError(Exception):
     """Base of every error this package raises on purpose."""
+
+    def __post_init__(self) -> None:
+        facts = [f.name for f in fields(cast("Any", self)) if not f.kw_only]
+        self.args = tuple(getattr(self, name) for name in facts)  # so that workers can pickle it
 
 
 class InputError(FedIPWError, ValueError):
@@ -15,18 +22,13 @@ class EmptyRoundError(InputError):
     """A round without any reply that can be weighed: to be skipped and recorded."""
 
 
+@dataclass(eq=False, repr=False)
 class PositivityError(FedIPWError, ValueError):
-    """Probabilities below the threshold one was willing to weigh by.
+    """Probabilities below the threshold one was willing to weigh by."""
 
-    Attributes
-    ----------
-    what, smallest, threshold
-        Which probability, how small it gets and how small it may be.
-    """
-
-    def __init__(self, what: str, smallest: float, threshold: float) -> None:
-        super().__init__(what, smallest, threshold)
-        self.what, self.smallest, self.threshold = what, smallest, threshold
+    what: str  # which probability
+    smallest: float
+    threshold: float  # how small it may be
 
     def __str__(self) -> str:
         return (
@@ -36,20 +38,12 @@ class PositivityError(FedIPWError, ValueError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class SeparationError(FedIPWError, ValueError):
-    """A logistic model without a maximum: some covariates split the two groups exactly.
+    """A logistic model without a maximum: some covariates split the two groups exactly."""
 
-    Attributes
-    ----------
-    columns
-        Names of the covariates along which the groups part.
-    n_rows
-        Number of rows in the fit.
-    """
-
-    def __init__(self, columns: tuple[str, ...], n_rows: int) -> None:
-        super().__init__(columns, n_rows)
-        self.columns, self.n_rows = columns, n_rows
+    columns: tuple[str, ...]  # covariates along which the groups part
+    n_rows: int  # in the fit
 
     def __str__(self) -> str:
         return (
@@ -60,28 +54,17 @@ class SeparationError(FedIPWError, ValueError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class NotConvergedError(FedIPWError, ArithmeticError):
-    """An iteration that stopped before it met its tolerance.
+    """An iteration that stopped before it met its tolerance."""
 
-    Attributes
-    ----------
-    iterations
-        Steps taken.
-    gradient_norm, tolerance
-        Where it stood and where it had to get.
-    advice
-        What to try next.
-    """
-
-    def __init__(
-        self, iterations: int, gradient_norm: float, tolerance: float, advice: str | None = None
-    ) -> None:
-        super().__init__(iterations, gradient_norm, tolerance, advice)
-        self.iterations, self.gradient_norm, self.tolerance = iterations, gradient_norm, tolerance
-        self.advice = advice or (
-            "Standardise covariates of very different scale, remove collinear ones, or allow more "
-            "iterations."
-        )
+    iterations: int  # steps taken
+    gradient_norm: float  # where it stood
+    tolerance: float  # where it had to get
+    advice: str = (  # what to try next
+        "Standardise covariates of very different scale, remove collinear ones, or allow more "
+        "iterations."
+    )
 
     def __str__(self) -> str:
         return (
@@ -90,20 +73,13 @@ class NotConvergedError(FedIPWError, ArithmeticError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class DivergedError(FedIPWError, ArithmeticError):
-    """Training left the finite numbers.
+    """Training left the finite numbers."""
 
-    Attributes
-    ----------
-    method, round
-        Where it happened.
-    largest_weight
-        The largest weight of that round's replies.
-    """
-
-    def __init__(self, method: str, round_: int, largest_weight: float) -> None:
-        super().__init__(method, round_, largest_weight)
-        self.method, self.round, self.largest_weight = method, round_, largest_weight
+    method: str
+    round: int
+    largest_weight: float  # of that round's replies
 
     def __str__(self) -> str:
         return (
@@ -113,36 +89,18 @@ class DivergedError(FedIPWError, ArithmeticError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class InfeasibleError(FedIPWError, ValueError):
-    """Targets that no weights on the enrolled clients can meet.
+    """Targets that no weights on the enrolled clients can meet."""
 
-    Attributes
-    ----------
-    why
-        What stands in the way.
-    conflict
-        The constraints that cannot hold together: name, target, and the least and largest value
-        enrolled clients have.
-    nearest
-        By name, the values nearest to the targets that can be met; empty where not worked out.
-    least_slack
-        How far those are from the targets: the largest distance, in standard deviations.
-    ways_out
-        What to do about it.
-    """
-
-    def __init__(
-        self,
-        why: str,
-        conflict: tuple[tuple[str, float, float, float], ...],
-        *,
-        nearest: dict[str, float] | None = None,
-        least_slack: float = float("nan"),
-        ways_out: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(why, conflict)
-        self.why, self.conflict, self.ways_out = why, conflict, ways_out
-        self.nearest, self.least_slack = nearest or {}, least_slack
+    why: str  # what stands in the way
+    # constraints that cannot hold together: name, target, least and largest value of the enrolled
+    conflict: tuple[tuple[str, float, float, float], ...]
+    # the values nearest to the targets that can be met, by name; empty where not worked out
+    nearest: dict[str, float] = field(default_factory=dict, kw_only=True)
+    # how far those are from the targets: the largest distance, in standard deviations
+    least_slack: float = field(default=float("nan"), kw_only=True)
+    ways_out: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __str__(self) -> str:
         listed = "; ".join(
@@ -165,6 +123,6 @@ class WorkerLostError(FedIPWError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            "A worker process was ended from outside, most often by the system for want of "
-            "memory. Try fewer --workers."
+            "A worker process was ended from outside, most often by the system because memory ran "
+            "out. Try fewer --workers."
         )

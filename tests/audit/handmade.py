@@ -24,7 +24,7 @@ from fedipw.selection.overlap import Cell
 GROUPS = ("enrolled", "participants", "enrolled weighted", "participants weighted")
 NO_BINS = Histogram(edges=(0.0, 1.0), counts={}, log_scale=False)
 ENROLLMENT = "Do the enrolled differ"
-PARTICIPATION = "Do those who reply differ"
+PARTICIPATION = "Do respondents differ"
 CORRECTION = "Can weights correct"
 WORTH = "Is weighting worth"
 MODELS = "Do the models"

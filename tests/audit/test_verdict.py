@@ -129,7 +129,7 @@ def test_weights_that_leave_no_difference_and_no_part_out_correct_it() -> None:
     found = answer(BIASED, CORRECTION)
     assert (found.answer, found.level) == ("Yes", Level.GOOD)
     assert found.text.startswith("After weighting the largest difference is 0.02. ")
-    assert "Every part looked at of 10 clients or more has enrolled" in found.text
+    assert "Every subgroup looked at of 10 clients or more has enrolled" in found.text
 
 
 @pytest.mark.parametrize(("population", "said"), [(41, "With care"), (42, "Not fully")])
@@ -211,8 +211,8 @@ def test_totals_alone_promise_no_more_than_totals_tell() -> None:
     audit = sized(replace(BIASED, overlap=None), population_table=False)
     found = answer(audit, CORRECTION)
     assert found.answer == "Yes"
-    assert "As far as the given totals tell" in found.text
-    assert "Every part" not in found.text
+    assert "As far as the given totals show" in found.text
+    assert "Every subgroup" not in found.text
 
 
 # Whether it is worth it.

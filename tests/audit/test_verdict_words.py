@@ -34,7 +34,7 @@ EMPTY = reach(empty=(empty("os = web", 500),))
 CARE = reach(share_below=0.02)
 HELPS, HURTS = metric(0.5, 0.1, 0.1), metric(0.5, 0.1, -0.1)
 HEADLINES = {
-    "Those who train look like the population: weighting is not needed on these columns.": FAIR,
+    "Respondents look like the population: weighting is not needed on these columns.": FAIR,
     "Enrollment is biased, and weights can correct it.": columns(0.5, 0.5),
     "Participation is biased, and weights can correct it.": columns(0.05, 0.5),
     "Enrollment and participation are biased, and weights can correct it.": columns(0.5, 0.9),

@@ -142,7 +142,7 @@ def test_totals_alone_say_what_they_cannot_tell(
     assert "Enrollment probabilities" in unknown
     assert ("The size of the population" in unknown) == (size is None)
     correction = found["verdict"]["findings"][2]["text"]
-    assert "As far as the given totals tell" in correction
+    assert "As far as the given totals show" in correction
     assert any("A population table" in step for step in found["verdict"]["next_steps"])
 
 
@@ -150,7 +150,7 @@ def test_without_rounds_there_is_enrollment_and_the_rest_is_unknown(files: Audit
     found, printed = files.put().audit(rounds=False)
     assert [s["stage"] for s in found["stages"]] == ["enrollment"]
     assert found["rounds"] == []
-    assert "Do those who reply differ from the enrolled? Unknown. No round is known." in printed
+    assert "Do respondents differ from the enrolled? Unknown. No round is known." in printed
     assert any(step.startswith("Keep a ledger") for step in found["verdict"]["next_steps"])
 
 
@@ -212,8 +212,8 @@ def test_a_metric_without_a_model_of_enrollment_is_left_out_with_a_note(
     files.leave_out(pl.col("os") == "web")
     found, _ = files.put().audit(*loss)
     assert found["metric"] is None
-    (note,) = (n for n in found["notes"] if n.startswith("Nothing is said of loss <per> client"))
-    assert "parted exactly by os, so no weights lead there" in note
+    (note,) = (n for n in found["notes"] if n.startswith("No estimate of loss <per> client"))
+    assert "parted exactly by os, so no weights correct it" in note
     assert any("it was given, and could not be weighted" in line for line in found["unknown"])
     assert not any("--metrics" in step for step in found["verdict"]["next_steps"])
 

@@ -133,7 +133,6 @@ def _change(name: str, text: Text, before: float | None, after: float | None) ->
 
 
 def _compared_findings(before: Audit, after: Audit) -> list[FindingChange]:
-    """Return each question with its two answers."""
     old, new = (
         {f.question: f for f in (audit.verdict.findings if audit.verdict else ())}
         for audit in (before, after)

@@ -4,55 +4,73 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
-from fedipw.audit.enrollment import Groups, population_facts, totals_facts
 from fedipw.audit.rates import clock_of, heat_parts
-from fedipw.audit.remarks import (
-    METRIC_UNUSED,
-    NO_METRIC,
-    Gathered,
-    parted,
-    remarks,
-    unknowns,
-)
+from fedipw.audit.remarks import METRIC_UNUSED, NO_METRIC, Gathered, parted, remarks, unknowns
 from fedipw.audit.replay import LedgerFacts, round_lines
-from fedipw.audit.suppression import weight_part
+from fedipw.audit.suppression import (
+    coefficients_but,
+    nonzero_rows,
+    small_terms,
+    stage_part,
+    weight_part,
+)
 from fedipw.audit.values import (
     Audit,
     AuditSettings,
     EstimateLine,
     MetricPart,
+    OverlapPart,
     Sizes,
+    StagePart,
 )
 from fedipw.errors import InputError, SeparationError
-from fedipw.evaluation.estimators import EVERYONE
+from fedipw.evaluation.balance import (
+    ENROLLED_WEIGHTED,
+    PARTICIPANTS,
+    PARTICIPANTS_WEIGHTED,
+    POPULATION,
+    BalanceTable,
+    Moments,
+    partition_moments,
+    weighted_moments,
+)
+from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
+from fedipw.evaluation.estimators import EVERYONE, Estimate
 from fedipw.evaluation.evaluate import EvaluationPlan, covariate_cells, evaluated
-from fedipw.evaluation.logged import MetricCollector, check_method
+from fedipw.evaluation.logged import LoggedSample, MetricCollector, Metrics, check_method
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.numerics.checks import check_positive, some
-from fedipw.selection.overlap import THRESHOLD
+from fedipw.selection.enrollment import EnrollmentStage, member_columns, relabelled
+from fedipw.selection.overlap import THRESHOLD, Cell, Overlap, empty_cells, overlap
 from fedipw.selection.participation import Window
-from fedipw.selection.saved import AVAILABILITY, PARTICIPATION, REPLY
-from fedipw.tables.columns import AVAILABLE
+from fedipw.selection.saved import (
+    AVAILABILITY,
+    PARTICIPATION,
+    REPLY,
+    BlockProb,
+    block_prob,
+)
+from fedipw.tables.columns import AVAILABLE, ENROLLED
+from fedipw.tables.formula import term_of
+from fedipw.tables.ledger import Ledger
+from fedipw.tables.partitions import Block, sum_over
 from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import Weighing
 from fedipw.weighting.replay import Observer, Plan, Progress, Record, Replay
-from fedipw.weighting.weigher import StagedEnrollment
+from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fedipw.evaluation.estimators import Estimate
-    from fedipw.evaluation.logged import LoggedSample, Metrics
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.tables.ledger import Ledger
-    from fedipw.weighting.pipeline import Weighing
-
+_Groups = Mapping[str, FloatArray | None]  # weights of the members in each, (n,); 0 outside
 MIN_CELL = 10
+MOST_EMPTY = 200  # cells with nobody enrolled that are listed
 PARTICIPATION_ONLY = "participation-only"
 ODDS_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _PACKAGES = ("fedipw", "numpy", "polars")
@@ -93,24 +111,15 @@ def audit_facts(
 
     Parameters
     ----------
-    stage
-        What is known of enrollment.
-    ledger
-        Closed rounds, if there are any.
-    plan
-        Method, formulas and how to fit.
-    threshold
-        A probability counted as small.
-    min_cell
-        Subgroups with fewer clients, or rows, are merged or hidden, and counted.
-    title
-        Of the page.
-    metric
-        A metric of the replies, if there is one.
-    observers
-        Receive the rounds too.
-    progress
-        Receives rounds done and rounds in all.
+    stage, ledger, plan
+        What is known of enrollment, closed rounds if there are any, and how to weigh them.
+    threshold, min_cell
+        A probability counted as small; subgroups with fewer clients, or rows, are merged or hidden,
+        and counted.
+    title, metric
+        Of the page; of the replies, if there is one.
+    observers, progress
+        Receive the rounds too; receives rounds done and rounds in all.
 
     Examples
     --------
@@ -130,16 +139,13 @@ def audit_facts(
         check_method(stage, plan.method)
         if plan.models is not None:
             raise InputError("A metric needs participation fitted on its rounds, not saved models.")
-    attempt = partial(
-        _gathered, stage, ledger, threshold=threshold, min_cell=min_cell, title=title,
-        observers=observers, progress=progress,
-    )  # fmt: skip
+    job = _Job(stage, ledger, threshold, min_cell, title, observers, progress)
     try:
-        return attempt(plan, metric)
+        return job.audit(plan, metric)
     except SeparationError as error:
         if not plan.method.needs.probabilities:
             raise
-        found = attempt(replace(plan, method=method_named(PARTICIPATION_ONLY)), None)
+        found = job.audit(replace(plan, method=method_named(PARTICIPATION_ONLY)), None)
         note = (
             f"Enrollment has no model: {parted(error)}. Weights here are {PARTICIPATION_ONLY}: "
             "they make the replies stand for the enrolled, not for the population."
@@ -148,95 +154,97 @@ def audit_facts(
         return found if metric is None else _without_metric(found, metric, error)
 
 
-def _gathered(
-    stage: EnrollmentStage,
-    ledger: Ledger | None,
-    plan: Plan,
-    metric: MetricRequest | None,
-    *,
-    threshold: float,
-    min_cell: int,
-    title: str,
-    observers: Sequence[Observer],
-    progress: Progress | None,
-) -> Audit:
-    facts, record, replay = _observer(stage, ledger, plan, min_cell), Record(), None
-    collector = None
-    if ledger is not None:
-        watching = [facts, *observers]
-        if metric is not None:
-            collector = MetricCollector(stage, ledger, metric.values)
-            watching.append(collector)
-        replay = Replay(stage, ledger, plan, observers=watching, progress=progress)
-        record = replay.record
-        for _ in replay:
-            pass
-    weighing = facts.weighing or _weighing(stage, plan, facts)
-    weights, state = weighing.inverse_enrollment(), weighing.state
-    groups = Groups(
-        enrolled=state.enrolled,
-        enrollment_weights=weights,
-        reply_counts=facts.reply_counts.astype(np.float64),
-        reply_weights=facts.reply_weights,
-    )
-    if stage.coded is None:
-        tables = totals_facts(stage, groups, min_cell=min_cell)
-    else:
-        tables = population_facts(
-            stage, state.model, groups, threshold=threshold, min_cell=min_cell
+class _Job(NamedTuple):
+    """What an audit is made of, whatever the method."""
+
+    stage: EnrollmentStage
+    ledger: Ledger | None
+    threshold: float
+    min_cell: int
+    title: str
+    observers: Sequence[Observer]
+    progress: Progress | None
+
+    def audit(self, plan: Plan, metric: MetricRequest | None) -> Audit:
+        stage, ledger, min_cell = self.stage, self.ledger, self.min_cell
+        facts, record, replay = _observer(stage, ledger, plan, min_cell), Record(), None
+        collector = None
+        if ledger is not None:
+            watching = [facts, *self.observers]
+            if metric is not None:
+                collector = MetricCollector(stage, ledger, metric.values)
+                watching.append(collector)
+            replay = Replay(stage, ledger, plan, observers=watching, progress=self.progress)
+            record = replay.record
+            for _ in replay:
+                pass
+        audit = self._gathered(plan, facts, record)
+        if metric is None or collector is None or replay is None:
+            return audit
+        assert replay.learner is not None
+        try:
+            logged = collector.sample(plan.method, replay.learner)
+        except SeparationError as error:
+            return _without_metric(audit, metric, error)
+        part = metric_part(
+            logged, stage, plan.method.name, name=metric.name, plan=EvaluationPlan(by=metric.by),
+            min_cell=min_cell,
+        )  # fmt: skip
+        return replace(
+            audit,
+            metric=part,
+            notes=(*audit.notes, *logged.notes(), *metric_notes(part, min_cell)),
+            unknown=tuple(line for line in audit.unknown if line != NO_METRIC),
         )
-    asked = plan.formulas
-    formulas = {AVAILABILITY: asked.availability, PARTICIPATION: asked.reply, REPLY: asked.reply}
-    steps, hidden = facts.stages(record.participation, formulas, min_cell)
-    made = (
-        None if weights is None else weight_part("enrollment", weights[state.enrolled], min_cell),
-        weight_part("replies", facts.all_weights(), min_cell),
-    )
-    counted = facts.counted()
-    rates = tuple(part for part in (t.part() for t in counted) if part.lines or part.hidden)
-    gathered = Gathered(
-        stage=stage, plan=plan, record=record, facts=facts, state=state, tables=tables,
-        weighted=weights is not None, rates=rates, hidden_coefficients=hidden, min_cell=min_cell,
-    )  # fmt: skip
-    audit = Audit(
-        title=title,
-        settings=_settings(stage, ledger, plan, threshold, min_cell),
-        sizes=_sizes(stage, facts),
-        stages=(*([] if tables.stage is None else [tables.stage]), *steps),
-        overlap=tables.overlap,
-        balance=tables.balance,
-        weights=tuple(part for part in made if part is not None),
-        rates=rates,
-        heat=() if facts.clock is None else heat_parts(counted, facts.clock[0]),
-        rounds=round_lines(facts.rounds),
-        unknown=unknowns(gathered),
-        notes=remarks(gathered),
-        made_with={**{n: version(n) for n in _PACKAGES}, "python": platform.python_version()},
-    )
-    if metric is None or collector is None or replay is None:
-        return audit
-    assert replay.learner is not None
-    try:
-        logged = collector.sample(plan.method, replay.learner)
-    except SeparationError as error:
-        return _without_metric(audit, metric, error)
-    part = metric_part(
-        logged, stage, plan.method.name, name=metric.name, plan=EvaluationPlan(by=metric.by),
-        min_cell=min_cell,
-    )  # fmt: skip
-    return replace(
-        audit,
-        metric=part,
-        notes=(*audit.notes, *logged.notes(), *metric_notes(part, min_cell)),
-        unknown=tuple(line for line in audit.unknown if line != NO_METRIC),
-    )
+
+    def _gathered(self, plan: Plan, facts: LedgerFacts, record: Record) -> Audit:
+        stage, min_cell = self.stage, self.min_cell
+        weighing = facts.weighing or _weighing(stage, plan, facts)
+        weights, state = weighing.inverse_enrollment(), weighing.state
+        groups = {
+            ENROLLED: state.enrolled.astype(np.float64),
+            PARTICIPANTS: facts.reply_counts.astype(np.float64),
+            ENROLLED_WEIGHTED: weights,
+            PARTICIPANTS_WEIGHTED: facts.reply_weights,
+        }
+        if stage.coded is None:
+            tables = _totals_facts(stage, state.enrolled, groups, min_cell)
+        else:
+            tables = _population_facts(stage, state, groups, self.threshold, min_cell)
+        asked = plan.formulas
+        formulas = {AVAILABILITY: asked.availability, PARTICIPATION: asked.reply,
+                    REPLY: asked.reply}  # fmt: skip
+        steps, hidden = facts.stages(record.participation, formulas, min_cell)
+        made = (
+            weights is not None and weight_part("enrollment", weights[state.enrolled], min_cell),
+            weight_part("replies", np.concatenate([np.empty(0), *facts.weights]), min_cell),
+        )
+        counted = facts.counted()
+        audit = Audit(
+            title=self.title,
+            settings=_settings(stage, self.ledger, plan, self.threshold, min_cell),
+            sizes=_sizes(stage, facts),
+            stages=(*([] if tables.stage is None else [tables.stage]), *steps),
+            overlap=tables.overlap,
+            balance=tables.balance,
+            weights=tuple(part for part in made if part),
+            rates=tuple(part for part in (t.part() for t in counted) if part.lines or part.hidden),
+            heat=() if facts.clock is None else heat_parts(counted, facts.clock[0]),
+            rounds=round_lines(facts.rounds),
+            made_with={**{n: version(n) for n in _PACKAGES}, "python": platform.python_version()},
+        )
+        gathered = Gathered(
+            stage=stage, plan=plan, record=record, facts=facts, state=state, audit=audit,
+            weighted=weights is not None, unlisted=tables.unlisted,
+            hidden_coefficients=tables.hidden_coefficients + hidden,
+        )  # fmt: skip
+        return replace(audit, unknown=unknowns(gathered), notes=remarks(gathered))
 
 
 def _without_metric(audit: Audit, metric: MetricRequest, error: SeparationError) -> Audit:
-    """Return an audit that says why a metric cannot be told of the population."""
     note = (
-        f"Nothing is said of {metric.name} on the population: {parted(error)}, so no weights lead "
-        "there. Merge or leave out those columns (--lump-below, --enrollment)."
+        f"No estimate of {metric.name} on the population: {parted(error)}, so no weights "
+        "correct it. Merge or leave out those columns (--lump-below, --enrollment)."
     )
     unknown = tuple(METRIC_UNUSED if line == NO_METRIC else line for line in audit.unknown)
     return replace(audit, notes=(*audit.notes, note), unknown=unknown)
@@ -245,7 +253,6 @@ def _without_metric(audit: Audit, metric: MetricRequest, error: SeparationError)
 def _observer(
     stage: EnrollmentStage, ledger: Ledger | None, plan: Plan, min_cell: int
 ) -> LedgerFacts:
-    """Return the observer of a replay, ready to count."""
     if ledger is None:
         return LedgerFacts(stage.members)
     ledger.require_rounds()
@@ -297,6 +304,113 @@ def _sizes(stage: EnrollmentStage, facts: LedgerFacts) -> Sizes:
         replies=sum(one.replies for one in facts.rounds),
         clients_replied=int((facts.reply_counts > 0).sum()),
     )
+
+
+def _moments(groups: _Groups, columns: FloatArray, known: BoolArray) -> dict[str, Moments]:
+    """Return the moments of the groups with anybody; ``columns`` are of the known, (q, m)."""
+    inside = {name: w[known] for name, w in groups.items() if w is not None}
+    return {
+        name: weighted_moments(columns, w, signed=True) for name, w in inside.items() if w.sum() > 0
+    }
+
+
+class _TableFacts(NamedTuple):
+    """The parts of an audit that a table of clients gives."""
+
+    stage: StagePart | None = None
+    overlap: OverlapPart | None = None
+    balance: BalanceTable | None = None
+    hidden_coefficients: int = 0
+    unlisted: int = 0  # empty cells beyond those listed
+
+
+def _population_facts(
+    stage: EnrollmentStage, state: EnrollmentState, groups: _Groups, threshold: float, min_cell: int
+) -> _TableFacts:
+    """Return what a population table says, with enrollment as it is in ``state``."""
+    coded = stage.coded
+    assert coded is not None
+    design = coded.design
+    counts = nonzero_rows(coded.partitions, coded.frame)
+    small = small_terms(
+        design.terms, counts, coded.rows, min_cell=min_cell, kinds=design.kinds,
+        levels=design.levels,
+    )  # fmt: skip
+    columns, known = member_columns(coded, stage.members)
+    whole = partition_moments(coded.partitions, coded.frame)
+    table = BalanceTable.of(
+        design.names, whole, _moments(groups, columns, known), levels=design.levels
+    )
+    fitted: StagePart | None = None
+    found: Overlap | None = None
+    hidden = 0
+    model = state.model
+    if model is None:
+        cells = empty_cells(coded.table, design.columns)
+    else:
+        rows = relabelled(coded, state.enrolled, known)
+        shown = coefficients_but(model, small)
+        hidden = shown.hidden
+        sums = sum_over(rows, partial(_block_sums, prob=block_prob(model.fit, coded.frame)))
+        fitted = stage_part(
+            model.stage, model.design.formula, sums, (POPULATION, ENROLLED), shown, coded.left_out,
+            min_cell,
+        )  # fmt: skip
+        found = overlap(coded, model, threshold=threshold, partitions=rows)
+        cells = found.empty_cells
+    large = tuple(cell for cell in cells if cell.population >= min_cell)
+    return _TableFacts(
+        stage=fitted,
+        overlap=_overlap_part(found, threshold, large, len(cells) - len(large)),
+        balance=table.without(small),
+        hidden_coefficients=hidden,
+        unlisted=max(0, len(large) - MOST_EMPTY),
+    )
+
+
+def _overlap_part(
+    found: Overlap | None, threshold: float, empty: tuple[Cell, ...], small: int
+) -> OverlapPart:
+    """Return the overlap; without a model only the cells with nobody enrolled are known."""
+    known = ("below", "share_below", "estimated_size", "effective_sample_size")
+    return OverlapPart(
+        threshold=threshold,
+        smallest_prob=None if found is None else found.smallest[0],
+        empty=empty[:MOST_EMPTY],
+        empty_small=small,
+        **{name: getattr(found, name, None) for name in known},
+    )
+
+
+def _block_sums(block: Block, prob: BlockProb) -> CalibrationSums:
+    return calibration_sums(prob(block), block.labels.astype(np.float64), np.ones(block.rows))
+
+
+def _totals_facts(
+    stage: EnrollmentStage, enrolled: BoolArray, groups: _Groups, min_cell: int
+) -> _TableFacts:
+    """Return what population totals say: the balance of the columns they are about."""
+    frame, targets = stage.members.frame, stage.population.targets
+    if targets is None:
+        return _TableFacts()
+    matrix = stage.balance("main", enrolled).matrix
+    terms = [term_of(name, frame.schema) for name in targets.names]
+    inside = matrix[enrolled]
+    small = small_terms(
+        terms,
+        (inside != 0.0).sum(axis=0),
+        len(inside),
+        min_cell=min_cell,
+        kinds={name: "flag" for name, kind in frame.schema.items() if kind == pl.Boolean},
+    )
+    everyone = np.ones(len(matrix), dtype=np.bool_)
+    found = _moments(groups, matrix.T, everyone)
+    weights = groups[ENROLLED_WEIGHTED]
+    scaled = weights is not None and bool((weights >= 0.0).all())
+    table = BalanceTable.of_targets(
+        targets, found, scale_group=ENROLLED_WEIGHTED if scaled else ENROLLED
+    )
+    return _TableFacts(balance=table.without(small))
 
 
 def metric_part(

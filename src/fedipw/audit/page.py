@@ -153,7 +153,6 @@ def rendered(template: str, scripts: Sequence[str], data: Mapping[str, Any], **c
 
 
 def _source(name: str) -> str:
-    """Return a file of ours as it is; it is no template."""
     return files("fedipw.audit").joinpath("templates", name).read_text(encoding="utf-8")
 
 

@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from fedipw.audit.page import (
-    Column,
-    SortTable,
-    Value,
-    count,
-    rendered,
-    share,
-    significant,
-    table,
-)
+from fedipw.audit.page import Column, SortTable, Value, count, rendered, share, significant, table
 from fedipw.audit.values import (
     Audit,
     MetricPart,
@@ -57,7 +48,7 @@ def audit_page(audit: Audit) -> str:
         tiles=_tiles(audit),
         sections=_sections(audit),
         weights=_having(audit.weights, "multiples.counts"),
-        reach=_having(audit.stages, "prob.counts"),
+        probs=_having(audit.stages, "prob.counts"),
         reliable=_having(audit.stages, "reliability"),
         rates=_having(audit.rates, "lines"),
         heat=[(k, part) for k, part in _having(audit.heat, "levels") if part.hours],
@@ -77,14 +68,13 @@ def _having(parts: Sequence[Any], inside: str) -> list[tuple[int, Any]]:
 
 
 def _sections(audit: Audit) -> list[tuple[str, str]]:
-    """Return the sections of the page, by the name of their place."""
     replies = any(p.lines for p in audit.rates) or any(p.hours for p in audit.heat)
     every = (
         ("summary", "Summary", audit.verdict or audit.unknown),
         ("numbers", "Key numbers", True),
         ("balance", "Balance", audit.balance and audit.balance.lines),
         ("weights", "Weights", audit.weights),
-        ("overlap", "Reach", audit.overlap or audit.stages),
+        ("overlap", "Overlap", audit.overlap or audit.stages),
         ("models", "Probabilities", audit.stages),
         ("replies", "Replies", replies),
         ("rounds", "Rounds", audit.rounds),
@@ -96,7 +86,6 @@ def _sections(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _tiles(audit: Audit) -> list[tuple[str, list[Tile]]]:
-    """Return tiles in groups: sizes, then each set of weights."""
     sizes, population = audit.sizes, audit.sizes.population
     part = f"{share(sizes.enrolled / population)} of the population" if population else "clients"
     first = [
@@ -163,7 +152,6 @@ def audit_tables(audit: Audit) -> dict[str, list[SortTable]]:
 
 
 def _fields(caption: str, columns: Mapping[str, Column], rows: Sequence[Any]) -> SortTable:
-    """Return a table of fields of values, by name."""
     return table(caption, [*columns.values()], ([getattr(x, k) for k in columns] for x in rows))
 
 
@@ -194,7 +182,7 @@ _WEIGHT_COLUMNS: Final = {
     "zeros": Column("Zeros", "count"),
     "negative": Column("Negative", "count"),
     "effective_sample_size": Column(
-        "Effective size", "count", "how many equally weighted ones would tell as much"
+        "Effective size", "count", "number of equal weights that inform as much"
     ),
     "design_effect": Column("Design effect", "number", "count over effective size"),
     "largest_share": Column("Largest share", "share", "of the total weight, in one"),
@@ -230,10 +218,10 @@ def quantile_name(quantile: str) -> str:
 def _empty(part: OverlapPart | None) -> Iterator[SortTable]:
     if part is not None:
         columns = {
-            "name": Column("Part", "text"),
+            "name": Column("Subgroup", "text"),
             "population": Column("Clients in the population", "count"),
         }
-        caption = "Parts of the population in which nobody is enrolled"
+        caption = "Subgroups in which nobody is enrolled"
         yield _fields(caption, columns, part.empty)
 
 

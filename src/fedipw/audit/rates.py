@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import polars as pl
 
 from fedipw.audit.values import HeatPart, RateLine, RatePart
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.tables.cells import Cells
 from fedipw.tables.columns import OPENED_AT
 from fedipw.tables.formula import MISSING, number_text
 from fedipw.tables.ledger import Ledger
 
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, IntArray
-
 MOST_LEVELS = 500  # of a column; with more it is not counted
 SHOWN_LEVELS = 20
 HEAT_COLUMNS = 3
 LONGEST_DAY = 48  # rounds
-HOUR_CLOCK: Final = "hour"
-ROUND_CLOCK: Final = "round of the day"
 _Key = tuple[int, float, str]  # how levels are put in order
 Clock = Callable[[int, pl.DataFrame], int]
-
-
-class Coder(Protocol):
-    """Turns values of a column into numbers of levels."""
-
-    labels: list[str]  # by number
-    keys: list[_Key]
-
-    def codes(self, values: pl.Series) -> IntArray:
-        """Return the level of each value, (m,)."""
-        ...
 
 
 @final
@@ -102,6 +87,9 @@ class Ranges:
         return np.where(np.isnan(numbers), len(self.labels) - 1, places)
 
 
+Coder = Levels | Ranges  # turns values of a column into numbers of levels
+
+
 def coder_of(values: pl.Series, cells: Cells) -> Coder | None:
     """Return how a column with these values and cells is counted; none if it cannot be."""
     if values.dtype.is_nested() or values.dtype in {pl.Object, pl.Binary, pl.Unknown}:
@@ -131,8 +119,7 @@ class Tally:
     coder: Coder
     min_cell: int
     fixed: IntArray | None = None  # (n,) levels of the members, of a column that does not change
-    rows: dict[int, IntArray] = field(default_factory=dict)  # by hour, (levels,)
-    replies: dict[int, IntArray] = field(default_factory=dict)
+    counts: dict[int, IntArray] = field(default_factory=dict)  # rows and replies, by hour
     many: set[int] = field(default_factory=set)  # levels of enough clients
     few: dict[int, set[int]] = field(default_factory=dict)  # clients of other levels
 
@@ -144,12 +131,10 @@ class Tally:
     def add(self, table: pl.DataFrame, members: IntArray, replied: BoolArray, hour: int) -> None:
         """Count a round; ``members`` (m,) are the clients behind its rows."""
         codes = self.coder.codes(table[self.column]) if self.fixed is None else self.fixed[members]
-        size = len(self.coder.labels)
         if self.overflowing:
             return
-        rows = np.bincount(codes, minlength=size)
-        _add(self.rows, hour, rows)
-        _add(self.replies, hour, np.bincount(codes[replied], minlength=size))
+        rows, replies = (np.bincount(c, minlength=MOST_LEVELS) for c in (codes, codes[replied]))
+        self.counts[hour] = self.counts.get(hour, 0) + np.array([rows, replies])
         self.many.update(np.flatnonzero(rows >= self.min_cell).tolist())
         rare = np.array([n > 0 and k not in self.many for k, n in enumerate(rows.tolist())])
         for place in np.flatnonzero(rare[codes]) if rare.any() else ():
@@ -167,14 +152,14 @@ class Tally:
         clients = {client for k in places for client in self.few.get(k, ())}
         return len(clients) >= self.min_cell or (empty and not places)
 
-    def totals(self) -> tuple[IntArray, IntArray]:
-        """Return rows and replies of each level over all hours, (levels,)."""
-        size = len(self.coder.labels)
-        return _total(self.rows, size), _total(self.replies, size)
+    def totals(self) -> IntArray:
+        """Return rows and replies of each level over all hours, (2, levels)."""
+        none = np.zeros((2, MOST_LEVELS), dtype=np.int64)
+        return sum(self.counts.values(), none)[:, : len(self.coder.labels)]
 
     def shown(self) -> list[int]:
         """Return the levels of enough rows and clients, the largest of them, in order."""
-        rows, _ = self.totals()
+        rows = self.totals()[0]
         large = [k for k in range(len(rows)) if rows[k] >= self.min_cell and k in self.many]
         large = sorted(large, key=lambda k: (-rows[k], self.coder.keys[k]))[:SHOWN_LEVELS]
         return sorted(large, key=lambda k: self.coder.keys[k])
@@ -196,7 +181,7 @@ class Tally:
 
     def spread(self) -> float:
         """Return the variance of the reply rate between the levels shown; 0 of one level."""
-        rows, replies = (counts[self.shown()] for counts in self.totals())
+        rows, replies = self.totals()[:, self.shown()]
         if len(rows) < 2:
             return 0.0
         rate = replies / rows
@@ -204,48 +189,26 @@ class Tally:
 
     def heat(self, clock: str) -> HeatPart:
         """Return the rates by hour and level."""
-        levels, hours = self.shown(), sorted(self.rows)
-        size = len(self.coder.labels)
-        rows = np.array([_padded(self.rows[hour], size)[levels] for hour in hours]).T
-        replies = np.array([_padded(self.replies[hour], size)[levels] for hour in hours]).T
+        levels, hours = self.shown(), sorted(self.counts)
+        rows, replies = np.transpose([self.counts[h][:, levels] for h in hours], (1, 2, 0))
         enough = rows >= self.min_cell
-        rate = replies / np.maximum(rows, 1)
+
+        def known(values: FloatArray | IntArray) -> tuple[tuple[Any, ...], ...]:
+            return tuple(map(tuple, np.where(enough, values, np.array(None)).tolist()))
+
         return HeatPart(
             column=self.column,
             clock=clock,
             hours=tuple(hours),
             levels=tuple(self.coder.labels[k] for k in levels),
-            rate=_where(enough, rate.tolist()),
-            rows=_where(enough, rows.tolist()),
+            rate=known(replies / np.maximum(rows, 1)),
+            rows=known(rows),
         )
-
-
-def _where(enough: BoolArray, values: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(
-        tuple(x if yes else None for x, yes in zip(line, flags, strict=True))
-        for line, flags in zip(values, enough.tolist(), strict=True)
-    )
-
-
-def _add(counts: dict[int, IntArray], hour: int, more: IntArray) -> None:
-    before = counts.get(hour)
-    counts[hour] = more if before is None else _padded(before, len(more)) + more
-
-
-def _padded(counts: IntArray, size: int) -> IntArray:
-    return np.pad(counts, (0, size - len(counts)))
-
-
-def _total(counts: dict[int, IntArray], size: int) -> IntArray:
-    total = np.zeros(size, dtype=np.int64)
-    for one in counts.values():
-        total[: len(one)] += one
-    return total
 
 
 def heat_parts(tallies: Sequence[Tally], clock: str) -> tuple[HeatPart, ...]:
     """Return the maps of the columns between whose levels rates differ most, three at most."""
-    useful = [t for t in tallies if len(t.shown()) > 1 and len(t.rows) > 1]
+    useful = [t for t in tallies if len(t.shown()) > 1 and len(t.counts) > 1]
     chosen = sorted(useful, key=lambda t: -t.spread())[:HEAT_COLUMNS]
     return tuple(t.heat(clock) for t in useful if t in chosen)
 
@@ -257,12 +220,7 @@ def clock_of(ledger: Ledger, day_length: float) -> tuple[str, Clock] | None:
     two days or more.
     """
     if isinstance(ledger.schema.get(OPENED_AT), pl.Datetime):
-        return HOUR_CLOCK, _opened_hour
+        return "hour", lambda _, table: int(table[OPENED_AT][0].hour)
     if 2.0 <= day_length <= LONGEST_DAY and len(ledger.rounds) >= 2.0 * day_length:
-        return ROUND_CLOCK, lambda index, _: int((index - 1) % day_length)
+        return "round of the day", lambda index, _: int((index - 1) % day_length)
     return None
-
-
-def _opened_hour(index: int, table: pl.DataFrame) -> int:
-    del index
-    return int(table[OPENED_AT][0].hour)

@@ -6,26 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from fedipw.audit.values import RatePart
+from fedipw.audit.replay import LedgerFacts
+from fedipw.audit.values import Audit
 from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
 from fedipw.selection.classifiers import ClassifierFit
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
-
-if TYPE_CHECKING:
-    from fedipw.audit.enrollment import TableFacts
-    from fedipw.audit.replay import LedgerFacts
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.weighting.replay import Plan, Record
-    from fedipw.weighting.weigher import EnrollmentState
+from fedipw.weighting.replay import Plan, Record
+from fedipw.weighting.weigher import EnrollmentState
 
 HIDDEN_DRIVERS: Final = (
-    "Drivers of selection that stand in no column: weights cannot correct for them. A sensitivity "
-    "analysis says how strong they must be to change a conclusion."
+    "Drivers of selection that are not observed: weights cannot correct for them. A sensitivity "
+    "analysis estimates how strong they must be to change a conclusion."
 )
 METRIC_UNUSED: Final = (
     "What selection does to the metric: it was given, and could not be weighted (see the notes)."
@@ -42,11 +39,15 @@ class Gathered:
     record: Record
     facts: LedgerFacts
     state: EnrollmentState
-    tables: TableFacts
+    audit: Audit  # without remarks
     weighted: bool  # whether the enrolled have weights
-    rates: tuple[RatePart, ...]
-    hidden_coefficients: int  # of participation
-    min_cell: int
+    hidden_coefficients: int
+    unlisted: int  # empty cells beyond those listed
+
+    @property
+    def min_cell(self) -> int:
+        """The fewest clients, or rows, that are shown."""
+        return self.audit.settings.min_cell
 
 
 def remarks(found: Gathered) -> tuple[str, ...]:
@@ -63,13 +64,13 @@ def _of_enrollment(found: Gathered) -> Iterator[str]:
             "and balance: a value is missing or a level unknown."
         )
     if stage.members.changes:
-        when = "of everybody enrolled at some time"
+        when = "of all enrolled at some time"
         if found.facts.present_in:
             when = f"as of round {found.facts.present_in}"
         yield (
             f"Clients join and leave: {stage.members.size} are enrolled at some time. The model "
-            f"of enrollment, its reach, its weights and the balance of the enrolled are {when} "
-            f"({inside} clients); parts with nobody enrolled count everybody enrolled at some time."
+            f"of enrollment, its overlap, its weights and the balance of the enrolled are {when} "
+            f"({inside} clients); subgroups with nobody enrolled count all enrolled at some time."
         )
     if not found.facts.rounds and found.state.note and not _unfitted(found.state.note):
         yield _sentence(found.state.note)
@@ -157,18 +158,18 @@ def _of_weights(found: Gathered) -> Iterator[str]:
 
 
 def _of_hiding(found: Gathered) -> Iterator[str]:
-    tables, facts = found.tables, found.facts
+    audit, facts = found.audit, found.facts
     few = f"fewer than {found.min_cell} clients or rows"
-    if tables.overlap is not None and tables.overlap.empty_small:
-        yield f"{tables.overlap.empty_small} parts with nobody enrolled are not listed: {few}."
-    if tables.unlisted:
-        yield f"{tables.unlisted} further parts with nobody enrolled are not listed."
-    if tables.balance is not None and tables.balance.hidden:
-        yield f"{tables.balance.hidden} levels of the balance are hidden: {few}."
-    coefficients = tables.hidden_coefficients + found.hidden_coefficients
+    if audit.overlap is not None and audit.overlap.empty_small:
+        yield f"{audit.overlap.empty_small} subgroups with nobody enrolled are not listed: {few}."
+    if found.unlisted:
+        yield f"{found.unlisted} further subgroups with nobody enrolled are not listed."
+    if audit.balance is not None and audit.balance.hidden:
+        yield f"{audit.balance.hidden} levels of the balance are hidden: {few}."
+    coefficients = found.hidden_coefficients
     if coefficients:
         yield f"{coefficients} coefficients are hidden: their levels have {few}, or no count."
-    hidden = sum(part.hidden for part in found.rates)
+    hidden = sum(part.hidden for part in audit.rates)
     if hidden:
         yield f"{hidden} levels of reply rates are hidden: {few}, or beyond the 20 largest."
     gone = [*facts.skipped_columns, *(t.column for t in facts.tallies if t.overflowing)]
@@ -190,7 +191,7 @@ def _of_totals(found: Gathered) -> Iterator[str]:
         "and totals of the population are known."
     )
     yield (
-        "How far enrollment reaches: parts of the population with nobody enrolled show only where "
+        "The overlap of enrollment: subgroups with nobody enrolled show only where "
         "they are among the targets."
     )
     yield (

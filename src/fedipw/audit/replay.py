@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 import polars as pl
 
 from fedipw.audit.rates import Clock, Tally, coder_of
-from fedipw.audit.suppression import shown_coefficients, stage_part
-from fedipw.audit.values import Coefficient, RoundLine, StagePart
+from fedipw.audit.suppression import Coefficients, shown_coefficients, stage_part
+from fedipw.audit.values import RoundLine, StagePart
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
-from fedipw.selection.participation import Source
+from fedipw.numerics import BoolArray, FloatArray, IntArray
+from fedipw.selection.participation import Source, StepRows
+from fedipw.selection.saved import StageModel
 from fedipw.tables.cells import SAMPLE, Cells
 from fedipw.tables.columns import AVAILABLE, INVITE_PROB, INVITED, OPENED_AT, REPLIED
-from fedipw.tables.ledger import Ledger
+from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.partitions import added
+from fedipw.tables.population import Members
+from fedipw.weighting.pipeline import Weighing
 from fedipw.weighting.replay import Observer
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
-    from fedipw.selection.participation import StepRows
-    from fedipw.selection.saved import StageModel
-    from fedipw.tables.ledger import Round
-    from fedipw.tables.population import Members
-    from fedipw.weighting.pipeline import Weighing
-    from fedipw.weighting.weigher import RoundWeights
+from fedipw.weighting.weigher import RoundWeights
 
 RATE_COLUMNS = 12
 MOST_ROUNDS = 400  # shown one by one
@@ -110,7 +106,8 @@ class LedgerFacts(Observer):
         """Take the steps of the round and its weights."""
         assert self._round is not None
         index, table = self._round
-        own = self.past and own_rate(steps)
+        # a step with the round's own rate: no round was known before it
+        own = self.past and any(step.source is Source.ROUND_RATE for step in steps)
         self.rounds.append(RoundFacts.of(index, table, () if own else steps, found))
         for step in steps:
             self._take_step(step)
@@ -137,10 +134,6 @@ class LedgerFacts(Observer):
         """Return the columns with few enough levels to be shown."""
         return [t for t in self.tallies if not t.overflowing]
 
-    def all_weights(self) -> FloatArray:
-        """Return the weights of all replies, (m,)."""
-        return np.concatenate([np.empty(0), *self.weights])
-
     def stages(
         self, models: Mapping[str, StageModel], formulas: Mapping[str, str], min_cell: int
     ) -> tuple[tuple[StagePart, ...], int]:
@@ -150,24 +143,15 @@ class LedgerFacts(Observer):
         """
         parts, hidden = [], 0
         for name, sums in self.sums.items():
-            formula, few = formulas[name], 0
-            shown: tuple[Coefficient, ...] = ()
+            formula, shown = formulas[name], Coefficients()
             if name in models:
                 formula = models[name].design.formula
-                shown, few = shown_coefficients(
+                shown = shown_coefficients(
                     models[name], self.members.frame, self.counted(), min_cell
                 )
-            hidden += few
-            part = stage_part(
-                stage=name,
-                formula=formula,
-                sums=sums,
-                groups=("rows", self.labels[name]),
-                coefficients=shown,
-                left_out=self.unknown_rows[name],
-                min_cell=min_cell,
-            )
-            parts.append(part)
+            hidden += shown.hidden
+            groups, left_out = ("rows", self.labels[name]), self.unknown_rows[name]
+            parts.append(stage_part(name, formula, sums, groups, shown, left_out, min_cell))
         return tuple(parts), hidden
 
 
@@ -262,11 +246,6 @@ def _moment(table: pl.DataFrame) -> str | None:
         return None
     moment = table[OPENED_AT][0]
     return moment.isoformat() if hasattr(moment, "isoformat") else str(moment)
-
-
-def own_rate(steps: Sequence[StepRows]) -> bool:
-    """Return whether a step has the round's own rate, because no round was known before it."""
-    return any(step.source is Source.ROUND_RATE for step in steps)
 
 
 def round_lines(rounds: Sequence[RoundFacts]) -> tuple[RoundLine, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,15 +23,12 @@ from fedipw.evaluation.diagnostics import (
     ReliabilityBin,
     calibration_from,
 )
+from fedipw.numerics import FloatArray, IntArray
 from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.saved import StageModel
 from fedipw.tables.formula import MISSING, OTHER, Factor, Term
-from fedipw.tables.partitions import Block, Partitions, sum_over
+from fedipw.tables.partitions import Block, Frame, Partitions, sum_over
 from fedipw.weighting.functions import effective_sample_size
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, IntArray
-    from fedipw.selection.saved import StageModel
-    from fedipw.tables.partitions import Frame
 
 PROB_BINS = 30
 _WIDE = 20.0  # ratio of the largest to the smallest probability beyond which bins are ratios
@@ -51,30 +49,34 @@ def shown_histogram(
     kept = {name: n for name, n in counts.items() if not 0 < n.sum() < min_cell}
     if not kept:
         return Histogram(edges=(float(edges[0]), float(edges[-1])), counts={}, log_scale=log_scale)
-    table = np.array(list(kept.values()))  # (groups, bins)
-    bins: list[tuple[int, IntArray]] = []  # last edge and counts of merged bins
-    held = np.zeros(len(table), dtype=np.int64)
-    for k in range(table.shape[1]):
-        held = held + table[:, k]
-        if _enough(held, min_cell):
-            bins.append((k + 1, held))
-            held = np.zeros_like(held)
-    while held.any():  # what is left over goes to the bins before it
-        held = held + bins.pop()[1]
-        if _enough(held, min_cell):
-            bins.append((table.shape[1], held))
-            break
-    cuts = [0, *(last for last, _ in bins)]
-    merged = np.array([n for _, n in bins]).T
+    cuts = _cuts(np.array(list(kept.values())), min_cell)
     return Histogram(
         edges=tuple(edges[cuts].tolist()),
-        counts={name: tuple(n.tolist()) for name, n in zip(kept, merged, strict=True)},
+        counts={k: tuple(np.add.reduceat(n, cuts[:-1]).tolist()) for k, n in kept.items()},
         log_scale=log_scale,
     )
 
 
-def _enough(counts: IntArray, min_cell: int) -> bool:
-    return bool(((counts == 0) | (counts >= min_cell)).all())
+def _cuts(counts: IntArray, min_cell: int) -> list[int]:
+    """Return where to cut bins, so that each group (groups, bins) has none or enough in a piece.
+
+    In all bins together each has.
+    """
+
+    def enough(first: int, last: int) -> bool:
+        inside = counts[:, first:last].sum(axis=1)
+        return bool(((inside == 0) | (inside >= min_cell)).all())
+
+    cuts, end = [0], counts.shape[1]
+    for k in range(1, end + 1):
+        if enough(cuts[-1], k):
+            cuts.append(k)
+    if cuts[-1] == end:
+        return cuts
+    cuts.pop()  # what is left over goes to the bins before it
+    while not enough(cuts[-1], end):
+        cuts.pop()
+    return [*cuts, end]
 
 
 def prob_histogram(sums: CalibrationSums, groups: tuple[str, str], min_cell: int) -> Histogram:
@@ -101,37 +103,33 @@ def prob_histogram(sums: CalibrationSums, groups: tuple[str, str], min_cell: int
 
 def merged_reliability(bins: Sequence[ReliabilityBin], min_cell: int) -> tuple[ReliabilityBin, ...]:
     """Return the bins of a reliability curve, neighbours merged until each has enough rows."""
-    groups: list[list[ReliabilityBin]] = []
-    for one in bins:
-        if groups and _rows(groups[-1]) < min_cell:
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    while len(groups) > 1 and _rows(groups[-1]) < min_cell:
-        last = groups.pop()
-        groups[-1].extend(last)
-    return tuple(_joined(group) for group in groups if _rows(group) >= min_cell)
-
-
-def _rows(group: Sequence[ReliabilityBin]) -> int:
-    return sum(one.count for one in group)
+    counts = np.array([[one.count for one in bins]])
+    if counts.sum() < min_cell:
+        return ()
+    return tuple(_joined(bins[a:b]) for a, b in pairwise(_cuts(counts, min_cell)))
 
 
 def _joined(group: Sequence[ReliabilityBin]) -> ReliabilityBin:
-    n = _rows(group)
+    n = sum(one.count for one in group)
     prob = sum(one.count * one.mean_prob for one in group) / n
     rate = min(sum(one.count * one.rate for one in group) / n, 1.0)
     error = float(np.sqrt(rate * (1.0 - rate) / n))
     return ReliabilityBin(count=n, mean_prob=prob, rate=rate, standard_error=error)
 
 
-def stage_part(
-    *,
+class Coefficients(NamedTuple):
+    """Coefficients that can be shown, and how many cannot."""
+
+    shown: tuple[Coefficient, ...] = ()
+    hidden: int = 0
+
+
+def stage_part(  # noqa: PLR0917
     stage: str,
     formula: str,
     sums: CalibrationSums,
     groups: tuple[str, str],
-    coefficients: Sequence[Coefficient],
+    coefficients: Coefficients,
     left_out: int,
     min_cell: int,
 ) -> StagePart:
@@ -148,7 +146,7 @@ def stage_part(
         expected_error=sum(apart) / found.rows if curve else found.expected_error,
         calibration_ratio=found.ratio if np.isfinite(found.ratio) else None,
         reliability=curve,
-        coefficients=tuple(coefficients),
+        coefficients=coefficients.shown,
         left_out=left_out,
         prob=prob_histogram(sums, groups, min_cell),
     )
@@ -167,7 +165,12 @@ def weight_part(name: str, weights: FloatArray, min_cell: int) -> WeightPart | N
     total, size = float(unit.sum()), len(unit)
     top = int(np.ceil(TOP * size))
     multiples = unit / (total / size)
-    edges, counts = _log_bins(multiples[multiples > 0.0])
+    drawn = multiples[multiples > 0.0]
+    low, high = float(drawn.min()), float(drawn.max())
+    edges = np.geomspace(low, high, WEIGHT_BINS + 1)
+    if high <= low * (1.0 + 1e-9):  # equal but for rounding
+        edges = np.array([low / 1.05, high * 1.05])
+    counts = np.histogram(drawn, edges)[0].astype(np.int64)
     effective = effective_sample_size(unit)
     shares = np.quantile(multiples, QUANTILES).tolist()
     return WeightPart(
@@ -182,15 +185,6 @@ def weight_part(name: str, weights: FloatArray, min_cell: int) -> WeightPart | N
         quantiles={f"{q:g}": x for q, x in zip(QUANTILES, shares, strict=True)},
         multiples=shown_histogram(edges, {name: counts}, min_cell, log_scale=True),
     )
-
-
-def _log_bins(values: FloatArray) -> tuple[FloatArray, IntArray]:
-    low, high = float(values.min()), float(values.max())
-    if high <= low * (1.0 + 1e-9):  # equal but for rounding
-        return np.array([low / 1.05, high * 1.05]), np.array([len(values)], dtype=np.int64)
-    edges = np.geomspace(low, high, WEIGHT_BINS + 1)
-    counts, _ = np.histogram(values, edges)
-    return edges, counts.astype(np.int64)
 
 
 def nonzero_rows(partitions: Partitions, frame: Frame) -> IntArray:
@@ -215,25 +209,16 @@ def small_terms(
 ) -> frozenset[str]:
     """Return the names of terms that tell of some clients, but fewer than ``min_cell``.
 
-    Parameters
-    ----------
-    terms, counts
-        Terms and in how many rows each is not 0, (q,).
-    rows
-        Number of all rows.
-    min_cell
-        The fewest clients to be shown.
-    kinds
-        What each column holds: number, flag or category.
-    levels
-        Of each category, the one without a term among them: it is looked at too.
+    ``counts`` (q,) says in how many of all ``rows`` each term is not 0, ``kinds`` what a column
+    holds, ``levels`` those of each category: the one without a term is looked at too.
     """
-    small = {
-        term.name
-        for term, n in zip(terms, counts.tolist(), strict=True)
-        if (_marks(term, kinds) and 0 < n < min_cell)
-        or (_is_flag(term, kinds) and 0 < rows - n < min_cell)
-    }
+    small = set()
+    for term, n in zip(terms, counts.tolist(), strict=True):
+        flags = [kinds.get(f.column) == _FLAG for f in term.factors]
+        # 0 but for the rows of a level, a flag or of missing values
+        marks = any(flags) or any(f.level is not None or f.missing for f in term.factors)
+        if (marks and 0 < n < min_cell) or (flags == [True] and 0 < rows - n < min_cell):
+            small.add(term.name)
     own = {term.level: n for term, n in zip(terms, counts.tolist(), strict=True) if term.level}
     for column, known in (levels or {}).items():
         beside = [own[column, level] for level in known if (column, level) in own]
@@ -242,40 +227,27 @@ def small_terms(
     return frozenset(small)
 
 
-def _marks(term: Term, kinds: Mapping[str, str]) -> bool:
-    """Return whether a term is 0 but for the rows of a level, a flag or of missing values."""
-    return any(
-        f.level is not None or f.missing or kinds.get(f.column) == _FLAG for f in term.factors
-    )
-
-
-def _is_flag(term: Term, kinds: Mapping[str, str]) -> bool:
-    return len(term.factors) == 1 and kinds.get(term.factors[0].column) == _FLAG
-
-
-def coefficients_but(
-    model: StageModel, hidden: frozenset[str]
-) -> tuple[tuple[Coefficient, ...], int]:
-    """Return a model's coefficients without the hidden ones, and how many these are.
+def coefficients_but(model: StageModel, hidden: frozenset[str]) -> Coefficients:
+    """Return a model's coefficients without the hidden ones.
 
     Those left out of the fit are 0. A classifier has none.
     """
     fit = model.fit
     if not isinstance(fit, LogisticFit):
-        return (), 0
+        return Coefficients()
     errors = fit.standard_errors[:-1].tolist()
     shown = tuple(
         Coefficient(name=name, value=value, standard_error=error if np.isfinite(error) else None)
         for name, value, error in zip(fit.names, fit.coefficients.tolist(), errors, strict=True)
         if name not in hidden
     )
-    return shown, len(fit.names) - len(shown)
+    return Coefficients(shown, len(fit.names) - len(shown))
 
 
 def shown_coefficients(
     model: StageModel, frame: pl.DataFrame, tallies: Sequence[Tally], min_cell: int
-) -> tuple[tuple[Coefficient, ...], int]:
-    """Return the coefficients whose levels have enough clients, and how many are hidden.
+) -> Coefficients:
+    """Return the coefficients whose levels have enough clients.
 
     Levels of columns of ``frame`` are counted there, those of the ledger in ``tallies``; a level
     that was not counted is hidden.

@@ -8,13 +8,11 @@ by pydantic.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from fedipw.errors import InputError
@@ -253,7 +251,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; numbers that are not finite are null."""
-        return {"format": FORMAT, "version": VERSION, **plain(self)}
+        return {"format": FORMAT, "version": VERSION, **json.loads(_ADAPTER.dump_json(self))}
 
     @classmethod
     def from_json(cls, text: str, what: str = "the audit") -> Audit:
@@ -274,22 +272,10 @@ class Audit:
         if absent:
             raise InputError(f"{name} lacks {', '.join(absent)}. Make it again.")
         try:
-            return TypeAdapter(cls).validate_json(text)
+            return _ADAPTER.validate_json(text)
         except ValidationError as error:
             places = dict.fromkeys(".".join(map(str, one["loc"])) for one in error.errors())
             raise InputError(f"{name} is damaged in {some(places)}. Make it again.") from None
 
 
-def plain(value: Any) -> Any:
-    """Return values as JSON has them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+_ADAPTER: Final = TypeAdapter(Audit)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 from scipy.special import ndtri
 
 from fedipw.audit.remarks import METRIC_UNUSED
-from fedipw.audit.values import Audit, Finding, Level, Verdict
-from fedipw.evaluation.balance import ENROLLED_WEIGHTED, PARTICIPANTS, PARTICIPANTS_WEIGHTED
+from fedipw.audit.values import Audit, Finding, Level, MetricPart, StagePart, Verdict, WeightPart
+from fedipw.evaluation.balance import (
+    ENROLLED_WEIGHTED,
+    PARTICIPANTS,
+    PARTICIPANTS_WEIGHTED,
+    BalanceLine,
+    BalanceTable,
+)
 from fedipw.numerics.checks import some
+from fedipw.selection.overlap import Cell
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ENROLLED
 from fedipw.weighting.methods import method_named
-
-if TYPE_CHECKING:
-    from fedipw.audit.values import MetricPart, StagePart, WeightPart
-    from fedipw.evaluation.balance import BalanceLine, BalanceTable
-    from fedipw.selection.overlap import Cell
 
 SMD = 0.1  # standardised difference commonly called unbalanced
 CHANCE = 0.01  # of calling a fair sample biased, over all columns together
@@ -51,12 +53,12 @@ _BIAS_RULE: Final = (
     f"would exceed with a chance of {CHANCE:.0%} over all columns together."
 )
 ENROLLMENT_BIAS: Final = Question("Do the enrolled differ from the population?", _BIAS_RULE)
-REPLY_BIAS: Final = Question("Do those who reply differ from the enrolled?", _BIAS_RULE)
+REPLY_BIAS: Final = Question("Do respondents differ from the enrolled?", _BIAS_RULE)
 CORRECTION: Final = Question(
     "Can weights correct it?",
-    f"Not fully if enrollment has no model, a part of the population has nobody enrolled that a "
+    f"Not fully if enrollment has no model, a subgroup has nobody enrolled that a "
     f"fair enrollment would leave empty with a chance below {LEFT_EMPTY:g}, or a weighted "
-    f"difference stays above {SMD:g} and chance; with care if another part is empty, more than "
+    f"difference stays above {SMD:g} and chance; with care if another subgroup is empty, more than "
     f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
     f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
     "negative.",
@@ -111,11 +113,6 @@ class Gap:
     above: tuple[str, ...]  # columns beyond both limits, the largest first
 
     @property
-    def biased(self) -> bool:
-        """Whether some column is beyond both limits."""
-        return bool(self.above)
-
-    @property
     def words(self) -> str:
         """The size for people."""
         return "without limit" if math.isinf(self.size) else f"{self.size:.2f} standard deviations"
@@ -148,30 +145,24 @@ def _apart(line: BalanceLine, group: str, against: str | None) -> float:
     return 0.0 if math.isclose(mine.mean, mean, rel_tol=1e-9) else math.inf  # there is no scale
 
 
-def enrollment_gap(audit: Audit) -> Gap | None:
-    """Return the gap of the enrolled to the population."""
+def _gap(audit: Audit, group: str) -> Gap | None:
+    """Return the gap of respondents to the enrolled, of any other group to the population."""
     sizes = audit.sizes
-    left = 1.0 if sizes.population is None else max(1.0 - sizes.enrolled / sizes.population, 1e-9)
-    return gap_of(audit.balance, ENROLLED, sizes.enrolled / left)
+    units = {
+        ENROLLED: float(sizes.enrolled),
+        ENROLLED_WEIGHTED: sizes.enrolled / _design_effect(audit, "enrollment"),
+        PARTICIPANTS: float(sizes.clients_replied),
+        PARTICIPANTS_WEIGHTED: sizes.clients_replied / _design_effect(audit, "replies"),
+    }[group]
+    if group == ENROLLED and sizes.population is not None:
+        units /= max(1.0 - sizes.enrolled / sizes.population, 1e-9)
+    return gap_of(audit.balance, group, units, ENROLLED if group == PARTICIPANTS else None)
 
 
-def reply_gap(audit: Audit) -> Gap | None:
-    """Return the gap of the respondents to the enrolled."""
-    return gap_of(audit.balance, PARTICIPANTS, audit.sizes.clients_replied, against=ENROLLED)
-
-
-def enrolled_weighted_gap(audit: Audit) -> Gap | None:
-    """Return the gap that weights leave between the enrolled and the population."""
-    units = audit.sizes.enrolled / _design_effect(audit, "enrollment")
-    return gap_of(audit.balance, ENROLLED_WEIGHTED, units)
-
-
-def weighted_gap(audit: Audit) -> Gap | None:
+def _weighted_gap(audit: Audit) -> Gap | None:
     """Return the gap that weights leave: of the replies, or of the enrolled without replies."""
-    if audit.balance is None or PARTICIPANTS_WEIGHTED not in audit.balance.groups:
-        return enrolled_weighted_gap(audit)
-    units = audit.sizes.clients_replied / _design_effect(audit, "replies")
-    return gap_of(audit.balance, PARTICIPANTS_WEIGHTED, units)
+    replies = audit.balance is not None and PARTICIPANTS_WEIGHTED in audit.balance.groups
+    return _gap(audit, PARTICIPANTS_WEIGHTED if replies else ENROLLED_WEIGHTED)
 
 
 def _design_effect(audit: Audit, name: str) -> float:
@@ -179,16 +170,16 @@ def _design_effect(audit: Audit, name: str) -> float:
 
 
 def _enrollment(audit: Audit) -> Finding:
-    gap = enrollment_gap(audit)
+    gap = _gap(audit, ENROLLED)
     if gap is None:
         return ENROLLMENT_BIAS.answered("Unknown", Level.UNKNOWN, "No column is known of both.")
     auc = next((s.auc for s in audit.stages if s.stage == ENROLLMENT), None)
-    more = "" if auc is None else f" A model tells them apart with an AUC of {auc:.2f}."
+    more = "" if auc is None else f" A model separates them with an AUC of {auc:.2f}."
     return _difference(ENROLLMENT_BIAS, gap, "the enrolled and the population", more)
 
 
 def _participation(audit: Audit) -> Finding:
-    gap = reply_gap(audit)
+    gap = _gap(audit, PARTICIPANTS)
     if gap is None:
         why = "No column is known of both." if audit.sizes.replies else "Nobody replied."
         why = why if audit.sizes.rounds else "No round is known."
@@ -196,13 +187,13 @@ def _participation(audit: Audit) -> Finding:
     later = [s for s in audit.stages if s.stage != ENROLLMENT and s.auc is not None]
     aucs = ", ".join(f"{s.stage} {s.auc:.2f}" for s in later)
     more = f" AUC of the fitted steps: {aucs}." if aucs else ""
-    return _difference(REPLY_BIAS, gap, "those who reply and the enrolled", more)
+    return _difference(REPLY_BIAS, gap, "respondents and the enrolled", more)
 
 
 def _difference(question: Question, gap: Gap, who: str, more: str) -> Finding:
     text = f"The largest difference between {who} is {gap.words} ({gap.name}; "
     text += f"chance alone would explain {gap.chance:.2f})"
-    if not gap.biased:
+    if not gap.above:
         return question.answered("No", Level.GOOD, f"{text}.{more}")
     text += f"; {len(gap.above)} column(s) differ: {some(gap.above)}.{more}"
     return question.answered("Yes", Level.WARN, text)
@@ -217,14 +208,16 @@ def _correction(audit: Audit) -> Finding:
         return CORRECTION.answered("Not fully", Level.BAD, " ".join([*bad, *care]))
     if not audit.weights:
         return CORRECTION.answered("Unknown", Level.UNKNOWN, "No weight could be computed.")
-    left = weighted_gap(audit)
+    left = _weighted_gap(audit)
     done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
     if not audit.sizes.population_table:
-        done += "As far as the given totals tell; what they leave out may still differ. "
+        done += "As far as the given totals show; what they leave out may still differ. "
     if care:
         return CORRECTION.answered("With care", Level.WARN, done + " ".join(care))
     if audit.sizes.population_table:
-        done += f"Every part looked at of {audit.settings.min_cell} clients or more has enrolled "
+        done += (
+            f"Every subgroup looked at of {audit.settings.min_cell} clients or more has enrolled "
+        )
         done += "clients to stand for it."
     return CORRECTION.answered("Yes", Level.GOOD, done.strip())
 
@@ -238,7 +231,6 @@ def _without_model(audit: Audit) -> bool:
 
 
 def _empty(audit: Audit, *, by_chance: bool) -> list[Cell]:
-    """Return the cells with nobody enrolled that chance explains, or those it does not."""
     if audit.overlap is None:
         return []
     rate = audit.sizes.enrolled / (audit.sizes.population or math.inf)
@@ -254,12 +246,12 @@ def _named(cells: Sequence[Cell]) -> str:
 
 
 def _obstacles(audit: Audit) -> list[str]:
-    out, empty, gap = [], _empty(audit, by_chance=False), weighted_gap(audit)
+    out, empty, gap = [], _empty(audit, by_chance=False), _weighted_gap(audit)
     if empty:
         out.append(f"Nobody is enrolled in {_named(empty)}: no weight can stand for them.")
     if _without_model(audit):
         out.append("Enrollment has no model, so weights do not correct for it.")
-    if gap is not None and gap.biased:
+    if gap is not None and gap.above:
         out.append(f"After weighting {some(gap.above)} still differ(s), by up to {gap.words}.")
     return out
 
@@ -300,7 +292,7 @@ def _worth(audit: Audit) -> Finding:
     if even is None:
         text = "There are no weights of replies to judge."
         return WORTH_EXPECTED.answered("Unknown", Level.UNKNOWN, text)
-    if not any(gap and gap.biased for gap in (enrollment_gap(audit), reply_gap(audit))):
+    if not any(gap and gap.above for gap in (_gap(audit, ENROLLED), _gap(audit, PARTICIPANTS))):
         text = "There is no difference beyond chance for weights to remove: weighting does not "
         text += "help on these columns and adds variance."
         return WORTH_EXPECTED.answered("No", Level.GOOD, text)
@@ -353,21 +345,13 @@ def break_even(audit: Audit) -> float | None:
 # Whether the models of selection agree with what happened, beyond what chance explains.
 
 
-class Faults(NamedTuple):
-    """Where the selected are not those the models expect, a clause each."""
-
-    enrollment: tuple[str, ...]
-    participation: tuple[str, ...]
+def _enrollment_faults(audit: Audit) -> list[str]:
+    return [*_stage_faults(s for s in audit.stages if s.stage == ENROLLMENT), *_size_faults(audit)]
 
 
-def model_faults(audit: Audit) -> Faults:
-    """Return what does not agree."""
-    first = [s for s in audit.stages if s.stage == ENROLLMENT]
-    later = [s for s in audit.stages if s.stage != ENROLLMENT]
-    return Faults(
-        (*_stage_faults(first), *_size_faults(audit)),
-        (*_stage_faults(later), *_last_round_faults(audit)),
-    )
+def _participation_faults(audit: Audit) -> list[str]:
+    later = (s for s in audit.stages if s.stage != ENROLLMENT)
+    return [*_stage_faults(later), *_last_round_faults(audit)]
 
 
 def _beyond(ratio: float, expected: float) -> bool:
@@ -375,7 +359,7 @@ def _beyond(ratio: float, expected: float) -> bool:
     return abs(ratio - 1.0) > max(OFF, ERRORS / math.sqrt(expected) if expected > 0.0 else OFF)
 
 
-def _stage_faults(stages: Sequence[StagePart]) -> Iterator[str]:
+def _stage_faults(stages: Iterable[StagePart]) -> Iterator[str]:
     for stage in stages:
         ratio = stage.calibration_ratio
         expected = sum(bin_.count * bin_.mean_prob for bin_ in stage.reliability)
@@ -414,9 +398,9 @@ def _size_faults(audit: Audit) -> Iterator[str]:
 
 
 def _models(audit: Audit) -> Finding:
-    faults = model_faults(audit)
-    if any(faults):
-        text = some([*faults.enrollment, *faults.participation])
+    faults = [*_enrollment_faults(audit), *_participation_faults(audit)]
+    if faults:
+        text = some(faults)
         return MODELS.answered("Not quite", Level.WARN, f"{text[0].upper()}{text[1:]}.")
     worst = max(s.expected_error for s in audit.stages)
     text = f"Observed rates follow fitted probabilities; the mean gap is {worst:.3f} at most."
@@ -453,7 +437,7 @@ def _unbiased(correction: Finding, worth: Finding, answers: set[str]) -> str:
         return "No column differs much, but weights cannot stand for the whole population."
     if "Unknown" in answers:
         return "No selection bias is seen in what is known; the rest is unknown."
-    return "Those who train look like the population: weighting is not needed on these columns."
+    return "Respondents look like the population: weighting is not needed on these columns."
 
 
 def _next(audit: Audit) -> tuple[str, ...]:
@@ -463,10 +447,10 @@ def _next(audit: Audit) -> tuple[str, ...]:
             "Prefer Hájek or calibrated forms, which heavy weights disturb less; trim only where "
             "it is reported."
         )
-    if model_faults(audit).participation:
+    if _participation_faults(audit):
         out.append("Refit on a rolling window (--window) or add history and clock (--history).")
     if not audit.sizes.population_table:
-        out.append("A population table, or totals of more columns and of products, tells more.")
+        out.append("A population table, or totals of more columns and products, would show more.")
     if not audit.sizes.rounds:
         out.append("Keep a ledger of rounds: without it participation cannot be corrected.")
     metric = audit.metric
@@ -484,8 +468,8 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
             f"Enroll clients where there are none ({some(c.name for c in audit.overlap.empty)}), "
             "or say that the model is not for them."
         )
-    left, enrolled = weighted_gap(audit), enrolled_weighted_gap(audit)
-    still = left is not None and left.biased
+    left, enrolled = _weighted_gap(audit), _gap(audit, ENROLLED_WEIGHTED)
+    still = left is not None and bool(left.above)
     method = method_named(audit.settings.scheme)
     needs = method.needs
     whole = method.uses_enrollment or bool(needs.balance) or needs.everyone
@@ -496,7 +480,7 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
         )
     elif still and not whole:
         yield "Use a scheme that corrects for enrollment: fedipw, or a calibrated one with totals."
-    elif (enrolled is not None and enrolled.biased) or model_faults(audit).enrollment:
+    elif (enrolled is not None and enrolled.above) or _enrollment_faults(audit):
         yield (
             "Add squares or products to the enrollment formula, or use calibrated weights "
             "(calibrated-entropy, efficient), which reproduce the population's means."

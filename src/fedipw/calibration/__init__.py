@@ -1,6 +1,6 @@
 """From a few population totals to weights: calibration of the enrolled clients."""
 
-from fedipw.calibration.design import BalanceDesign, Dense, Margins
+from fedipw.calibration.design import BalanceDesign, Dense, Margins, Partitioned
 from fedipw.calibration.distances import (
     Distance,
     Entropy,
@@ -11,7 +11,6 @@ from fedipw.calibration.distances import (
     distance_named,
 )
 from fedipw.calibration.dual import Status
-from fedipw.calibration.partitioned import Partitioned
 from fedipw.calibration.solve import Box, Calibration, Ridge, Slack, calibrated, trusted_target
 from fedipw.calibration.tables import calibrated_table
 

@@ -6,16 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, xlogy
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray
 
 
 class Family(NamedTuple):
@@ -60,6 +58,17 @@ class Family(NamedTuple):
         odds = (ratio - low) * (high - 1.0) / ((high - ratio) * (1.0 - low))
         return math.log(odds) / self.steep
 
+    def cost(self, ratio: FloatArray) -> FloatArray:
+        """Return the integral of the inverse of F from 1 to each ratio, (n,)."""
+        _, low, high = self
+        if self.kind == EXPONENTIAL:
+            return np.asarray(xlogy(ratio, ratio) - ratio + 1.0)
+        if self.kind == CLIPPED:
+            return np.asarray(0.5 * (ratio - 1.0) ** 2)
+        below, above = np.maximum(ratio - low, 0.0), np.maximum(high - ratio, 0.0)
+        logs = xlogy(below, below / (1.0 - low)) + xlogy(above, above / (high - 1.0))
+        return np.asarray(logs / self.steep)
+
 
 UNBOUNDED = Family(CLIPPED, -math.inf, math.inf)  # F = 1 + u
 CONSTANT = Family(CLIPPED, 1.0, 1.0)  # F = 1
@@ -78,9 +87,9 @@ class Distance(ABC):
     def family(self) -> Family:
         """F, with the least and the largest ratio it can take."""
 
-    @abstractmethod
     def cost(self, ratio: FloatArray) -> FloatArray:
         """Return the distance of each ratio from 1, (n,)."""
+        return self.family.cost(ratio)
 
     def ratio(self, u: FloatArray) -> FloatArray:
         """Return F(u), (n,)."""
@@ -119,10 +128,6 @@ class Quadratic(Distance):
         """1 + u held in the bounds."""
         return Family(CLIPPED, self.low, self.high)
 
-    def cost(self, ratio: FloatArray) -> FloatArray:
-        """Return (g - 1)^2 / 2."""
-        return _half_square(ratio)
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -142,10 +147,6 @@ class Linear(Distance):
         """1 + u."""
         return UNBOUNDED
 
-    def cost(self, ratio: FloatArray) -> FloatArray:
-        """Return (g - 1)^2 / 2."""
-        return _half_square(ratio)
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -163,13 +164,6 @@ class Entropy(Distance):
     def family(self) -> Family:
         """The exponential function."""
         return Family(EXPONENTIAL, 0.0, math.inf)
-
-    def cost(self, ratio: FloatArray) -> FloatArray:
-        """Return g log g - g + 1."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.where(ratio > 0.0, ratio * np.log(ratio), 0.0)
-        out: FloatArray = logs - ratio + 1.0
-        return out
 
 
 @final
@@ -199,15 +193,6 @@ class Logit(Distance):
         """F of (C5)."""
         return Family(LOGISTIC, self.low, self.high)
 
-    def cost(self, ratio: FloatArray) -> FloatArray:
-        """Return the integral of the inverse of F from 1."""
-        below, above = ratio - self.low, self.high - ratio
-        with np.errstate(divide="ignore", invalid="ignore"):
-            down = np.where(below > 0.0, below * np.log(below / (1.0 - self.low)), 0.0)
-            up = np.where(above > 0.0, above * np.log(above / (self.high - 1.0)), 0.0)
-        out: FloatArray = (down + up) / self.family.steep
-        return out
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -232,13 +217,11 @@ class InverseLogit:
 
     def slope(self, ratio: FloatArray) -> FloatArray:
         """Return the ratio less 1."""
-        out: FloatArray = ratio - 1.0
-        return out
+        return Entropy().slope(ratio - 1.0)
 
-
-def _half_square(ratio: FloatArray) -> FloatArray:
-    out: FloatArray = 0.5 * (ratio - 1.0) ** 2
-    return out
+    def cost(self, ratio: FloatArray) -> FloatArray:
+        """Return the entropy's cost of what a client stands for beyond itself, (n,)."""
+        return Entropy().cost(ratio - 1.0)
 
 
 def distance_named(name: str, bounds: tuple[float, float] | None = None) -> Distance | InverseLogit:

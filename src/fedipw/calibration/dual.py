@@ -35,17 +35,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
 from fedipw.calibration.design import BalanceDesign, DualSums, Tilt
 from fedipw.calibration.distances import CONSTANT, UNBOUNDED, Family
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.numerics.dual import CLIPPED, l1_quadratic_step
-
-if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray
 
 TOLERANCE = 1e-12  # on misses in standard deviations
 _DECREMENT = 1e-11  # on the root mean square change of u still to come
@@ -92,7 +90,7 @@ class DualProblem:
         smooth = at.value - self.total * point[-1]
         if self.ridge.any():
             smooth += 0.5 * float(self.ridge @ point[:-1] ** 2)
-        gradient = self._gradient(at.gradient, point)
+        gradient = self.gradient(at.gradient, point)
         return replace(at, value=smooth, gradient=gradient, hessian=square)
 
     def totals(self, ratio: FloatArray, room: FloatArray) -> FloatArray:
@@ -101,15 +99,10 @@ class DualProblem:
         tilt = Tilt(CONSTANT, self.target, self.scale, np.zeros(len(self.target) + 1))
         return self.design.sums(weight, tilt, room, hessian=False).gradient
 
-    def gradient_of(self, ratio: FloatArray, point: FloatArray, room: FloatArray) -> FloatArray:
-        """Return the gradient of the smooth part from given ratios (n,) in place of F(u)."""
-        return self._gradient(self.totals(ratio, room), point)
-
-    def _gradient(self, totals: FloatArray, point: FloatArray) -> FloatArray:
-        gradient = totals.copy()
-        gradient[-1] -= self.total
-        gradient[:-1] += self.ridge * point[:-1]
-        return gradient
+    def gradient(self, totals: FloatArray, point: FloatArray) -> FloatArray:
+        """Return the gradient of the smooth part, where weighted columns have these totals."""
+        moved: FloatArray = totals + np.append(self.ridge * point[:-1], -self.total)
+        return moved
 
     def shifts(self, step: FloatArray, room: FloatArray) -> FloatArray:
         """Return the change of u along a step of the multipliers, in ``room``, (n,)."""
@@ -237,7 +230,6 @@ class _Run:
         self.norm = self._norm(self.at, self.point)
 
     def lost(self) -> Status | None:
-        """Return why no minimum is to be expected, if there is a reason."""
         if self.problem.separated(self.at, self.point):
             return Status.INFEASIBLE
         return None if np.abs(self.point).max() < _FAR else Status.DIVERGED
@@ -285,7 +277,6 @@ class _Run:
         return False
 
     def _lengthen(self, step: FloatArray) -> None:
-        """Go on along a step as long as the dual falls, twice as far each time."""
         for doublings in range(_EXPANSIONS):
             trial = self.point + 2.0**doublings * step
             if not np.abs(trial).max() < _FAR:
@@ -327,7 +318,7 @@ class _Run:
             moved *= problem.family.slope(self.ratio)
             moved += self.ratio
             ratio, point = np.clip(moved, low, high), self.point + step
-            gradient = problem.gradient_of(ratio, point, self._room)
+            gradient = problem.gradient(problem.totals(ratio, self._room), point)
             left = problem.residual(gradient, point)[active]
             before, worst = worst, float((np.abs(left) / goal).max())
             if not worst < 0.5 * before:

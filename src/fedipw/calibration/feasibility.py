@@ -14,18 +14,15 @@ one pass over the rows finds the point of Y farthest along them, until none help
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import linprog
 
 from fedipw.calibration.design import conflict_rows
+from fedipw.calibration.distances import Distance
 from fedipw.calibration.dual import TOLERANCE, DualProblem, DualResult, Status
 from fedipw.errors import InfeasibleError, NotConvergedError
-
-if TYPE_CHECKING:
-    from fedipw.calibration.distances import Distance
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 FEASIBLE = 1e-9  # standard deviations below which a miss is rounding
 VIOLATION = 1e-8  # standard deviations a solved constraint may be off at most
@@ -108,7 +105,8 @@ def nearest_reachable(
     bound, multipliers = 0.0, np.zeros(len(columns))
     digits = 1e-7 if problem.design.rows < _MANY_ROWS else 1e-3
     for _ in range(_MAX_POINTS):
-        miss, point, lam = _nearest_of(np.array(points)[:, used])
+        hull = np.array(points)[:, used]
+        miss, mix, lam = _programme(hull.T, np.tile([0.0, np.inf], (len(hull) + 1, 1)))
         direction = np.zeros(len(columns))
         direction[used] = lam
         outermost = farthest(problem, direction)
@@ -123,7 +121,7 @@ def nearest_reachable(
     if bound <= FEASIBLE < miss:
         raise NotConvergedError(_MAX_POINTS, miss - bound, FEASIBLE)
     whole = np.zeros(len(columns))
-    whole[used] = point
+    whole[used] = mix @ hull
     return Nearest(miss=miss, bound=bound, point=whole, multipliers=multipliers)
 
 
@@ -139,13 +137,6 @@ def _whole_programme(problem: DualProblem, used: IntArray) -> Nearest:
     direction[used], whole[used] = multipliers, x @ mass
     proven = -float(direction @ farthest(problem, direction))
     return Nearest(miss=miss, bound=max(0.0, proven), point=whole, multipliers=direction)
-
-
-def _nearest_of(points: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-    """Return the least largest miss over the hull of points (k, q), where, and its multipliers."""
-    limits = np.tile([0.0, np.inf], (len(points) + 1, 1))
-    miss, mix, multipliers = _programme(points.T, limits)
-    return miss, mix @ points, multipliers
 
 
 def _programme(x: FloatArray, limits: FloatArray) -> tuple[float, FloatArray, FloatArray]:
@@ -216,7 +207,18 @@ def explain(problem: DualProblem, distance: Distance, found: DualResult) -> None
             beyond = replace(problem, target=problem.target + away)
             outer = nearest_reachable(beyond, problem.kept)
             if outer.bound > FEASIBLE:
-                raise _border(problem, conflict(beyond, outer, problem.kept))
+                blamed = conflict(beyond, outer, problem.kept)
+                raise InfeasibleError(
+                    "The targets lie on the border of what enrolled clients span: they can be met "
+                    "only with weight ratios at the ends of their range, which this distance never "
+                    "reaches.",
+                    conflict_rows(problem.design, problem.target, np.flatnonzero(blamed)),
+                    ways_out=(
+                        "use the quadratic distance",
+                        "correct the targets",
+                        "allow a tolerance with a slack",
+                    ),
+                )
     if found.status is not Status.CONVERGED:
         raise NotConvergedError(found.iterations, found.remaining, TOLERANCE, ADVICE)
 
@@ -243,13 +245,3 @@ def infeasible(
             f"allow a tolerance with a slack above {nearest.miss:.4g}",
         ),
     )
-
-
-def _border(problem: DualProblem, blamed: BoolArray) -> InfeasibleError:
-    why = (
-        "The targets lie on the border of what enrolled clients span: they can be met only with "
-        "weight ratios at the ends of their range, which this distance never reaches."
-    )
-    ways = ("use the quadratic distance", "correct the targets", "allow a tolerance with a slack")
-    rows = conflict_rows(problem.design, problem.target, np.flatnonzero(blamed))
-    return InfeasibleError(why, rows, ways_out=ways)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedipw.calibration.design import (
     SUBSAMPLE,
@@ -21,13 +22,9 @@ from fedipw.calibration.distances import Distance, Entropy, Family, InverseLogit
 from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimum
 from fedipw.calibration.feasibility import ADVICE, VIOLATION, at_the_border, explain, infeasible
 from fedipw.errors import InfeasibleError, InputError, NotConvergedError
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import check_positive, some
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 TYPICAL_SHIFT = 0.55  # of population means from the enrolled clients', in standard deviations
 RARE = 0.05  # share of enrolled clients below which a level is named
@@ -89,10 +86,7 @@ class Calibration:
     @property
     def distance(self) -> float:
         """Base-weighted mean of the cost of the ratios: how far the weights had to go."""
-        if isinstance(self.rule, InverseLogit):
-            cost = Entropy().cost(self.ratio - 1.0)
-        else:
-            cost = self.rule.cost(self.ratio)
+        cost = self.rule.cost(self.ratio)
         return float(self.share @ cost if len(self.share) > 1 else cost.mean())
 
     def weights_at(self, balance: FloatArray) -> FloatArray:
@@ -392,10 +386,7 @@ def _rare(design: BalanceDesign) -> dict[str, float]:
 
 
 def _inverse_logit(
-    design: BalanceDesign,
-    target: FloatArray,
-    population_size: float | None,
-    slack: Slack | None,
+    design: BalanceDesign, target: FloatArray, population_size: float | None, slack: Slack | None
 ) -> Calibration:
     """Entropy calibration to the mean of the non-enrolled, plus one for each enrolled (C6)."""
     n = design.rows

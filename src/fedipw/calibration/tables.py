@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from fedipw.calibration.design import BalanceDesign, Dense, Margins
-from fedipw.calibration.partitioned import Partitioned
-from fedipw.calibration.solve import Calibration, calibrated
+from fedipw.calibration.design import BalanceDesign, Dense, Margins, Partitioned
+from fedipw.calibration.distances import Distance, InverseLogit
+from fedipw.calibration.solve import Calibration, Slack, calibrated
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import some
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.formula import Term, term_matrix, term_of
 from fedipw.tables.population import Population
 from fedipw.tables.table import Table, TableLike
-
-if TYPE_CHECKING:
-    from fedipw.calibration.distances import Distance, InverseLogit
-    from fedipw.calibration.solve import Slack
-    from fedipw.numerics import FloatArray
-    from fedipw.tables.targets import Targets
+from fedipw.tables.targets import Targets
 
 OTHERS = "all others"
 IN_MEMORY = 2_000_000  # rows of a table beyond which its columns are not all held in memory

@@ -2,111 +2,76 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from fedipw.cli.options import (
-    Availability,
-    ClassifierName,
-    DayLength,
-    EnrolledTable,
-    Enrollment,
-    Fit,
-    FitName,
-    Folds,
-    History,
-    LumpBelow,
-    MissingName,
-    MissingPolicy,
-    Participation,
-    PopulationSize,
-    PopulationTable,
-    RefitEvery,
-    SchemeName,
-    ScoreCalibrationName,
+    PopulationOptions,
     Strict,
-    TargetsTable,
     Threshold,
-    Window,
+    WeightOptions,
     check_inputs_kept,
     check_probabilities,
+    check_strict,
     coded_stage,
-    given_population,
 )
 from fedipw.cli.terminal import bar, say
-from fedipw.errors import InputError, PositivityError
+from fedipw.errors import InputError
 
 if TYPE_CHECKING:
+    from fedipw.api import Report
     from fedipw.audit.values import Audit
-    from fedipw.weighting.replay import Record
 
 
 def audit(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(help="The page, an .html file.")],
-    population: PopulationTable = None,
-    enrolled: EnrolledTable = None,
-    targets: TargetsTable = None,
-    population_size: PopulationSize = None,
-    rounds: Annotated[
-        Path | None, typer.Option(help="Ledger: a directory of closed rounds.")
-    ] = None,
+    out: Annotated[Path, Option(help="The page, an .html file.")],
+    given: PopulationOptions,
+    asked: WeightOptions,
+    rounds: Annotated[Path | None, Option(help="Ledger: a directory of closed rounds.")] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(help="Two audits (page or JSON), before and after.", metavar="BEFORE AFTER"),
+        Option(help="Two audits (page or JSON), before and after.", metavar="BEFORE AFTER"),
     ] = None,
     metrics: Annotated[
-        Path | None, typer.Option(help="Metric of the replies: unit_id, round, value.")
+        Path | None, Option(help="Metric of the replies: unit_id, round, value.")
     ] = None,
-    metric_name: Annotated[str, typer.Option(help="What the metric is called.")] = "metric",
+    metric_name: Annotated[str, Option(help="What the metric is called.")] = "metric",
     by: Annotated[
-        list[str] | None, typer.Option(help="Column to group the metric by; repeatable.")
+        list[str] | None, Option(help="Column to group the metric by; repeatable.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Selection audit",
-    enrollment: Enrollment = ".",
-    participation: Participation = ".",
-    availability: Availability = ".",
-    history: History = False,
-    participation_fit: Fit = FitName.PAST,
-    window: Window = None,
-    refit_every: RefitEvery = 10,
-    day_length: DayLength = 24.0,
-    classifier: ClassifierName = None,
-    folds: Folds = None,
-    score_calibration: ScoreCalibrationName = None,
-    scheme: SchemeName = None,
-    missing: MissingPolicy = MissingName.ERROR,
-    lump_below: LumpBelow = None,
+    title: Annotated[str, Option(help="Title of the page.")] = "Selection audit",
     threshold: Threshold = 0.01,
     min_cell: Annotated[
-        int, typer.Option(help="Parts with fewer clients or rows are not shown.")
+        int, Option(help="Subgroups with fewer clients or rows are not shown.")
     ] = 10,
     strict: Strict = None,
     as_json: Annotated[
-        Path | None, typer.Option("--json", help="File for the same numbers as JSON.")
+        Path | None, Option("--json", help="File for the same numbers as JSON.")
     ] = None,
 ) -> None:
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
     Writes one self-contained page, and the same numbers as JSON. With --compare two earlier audits
-    are set side by side. No client is named, and small parts of the population are not shown.
+    are set side by side. No client is named, and small subgroups are not shown.
 
     Example: fedipw audit --population people.parquet --rounds rounds --out report.html
     """
+    from fedipw.api import Report
     from fedipw.audit.compare import compare_page
     from fedipw.audit.gather import MetricRequest, audit_facts
+    from fedipw.audit.verdict import judged
     from fedipw.evaluation.logged import Metrics
     from fedipw.storage.atomic import check_place, write_texts
     from fedipw.tables.ledger import Ledger
     from fedipw.weighting.replay import Record
-    from fedipw.weighting.settings import Settings
 
     for path in (out, *([] if as_json is None else [as_json])):
         check_place(path)
-        check_inputs_kept(path, rounds, population, enrolled, targets, metrics, *(compare or ()))
+        check_inputs_kept(path, rounds, *given.paths, metrics, *(compare or ()))
     if as_json is not None and as_json.resolve() == out.resolve():
         raise InputError(f"{out} cannot be both the page and the JSON file.")
     if compare is not None:
@@ -115,48 +80,38 @@ def audit(
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
         return
-    who = given_population(population, enrolled, targets, population_size)
+    who = given.read()
     check_probabilities(strict=strict, threshold=threshold)
     if min_cell < 1:
         raise InputError(f"--min-cell must be 1 or more, not {min_cell}.")
     if metrics is not None and rounds is None:
         raise InputError("--metrics goes with --rounds: a metric belongs to replies.")
-    settings = Settings(
-        method=scheme, enrollment=enrollment, participation=participation,
-        availability=availability, history=history, fit=participation_fit.value, window=window,
-        refit_every=refit_every, day_length=day_length, classifier=classifier, folds=folds,
-        score_calibration=score_calibration, missing=missing.value, lump_below=lump_below,
-    )  # fmt: skip
+    settings, metric = asked.settings(), None
     ledger = None if rounds is None else Ledger(rounds)
     if ledger is not None:
         ledger.require_rounds()
-    asked = None
     if metrics is not None:
-        asked = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=tuple(by or ()))
+        metric = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=tuple(by or ()))
     plan, record = settings.plan(who), Record()
     stage = coded_stage(settings, who, ledger)
     with bar("rounds") as step:
         found = audit_facts(
             stage, ledger, plan, threshold=threshold, min_cell=min_cell, title=title,
-            metric=asked, observers=[record], progress=step,
+            metric=metric, observers=[record], progress=step,
         )  # fmt: skip
-    if strict is not None:
-        _require(strict, found, plan.method.name, record)
-    _write(found, out, as_json)
+    least = _smallest_enrollment(found, plan.method.name)
+    check_strict(strict, least, record.smallest_participation)
+    _write(Report(judged(found)), out, as_json)
 
 
-def _require(strict: float, found: Audit, asked: str, record: Record) -> None:
-    """Raise if a probability is below the threshold."""
-    least = None if found.overlap is None else found.overlap.smallest_prob
+def _smallest_enrollment(found: Audit, asked: str) -> float | None:
+    """Return the smallest probability; 0 where nobody of a subgroup is enrolled."""
+    if found.overlap is None:
+        return None
     parted = found.settings.scheme != asked  # probabilities of enrollment run to 0
-    if found.overlap is not None and (found.overlap.empty or found.overlap.empty_small or parted):
-        least = 0.0  # nobody of a subgroup of the population is enrolled
-    if least is not None and least < strict:
-        raise PositivityError("enrollment probability of the population", least, strict)
-    if record.smallest_participation < strict:
-        raise PositivityError(
-            "participation probability of a reply", record.smallest_participation, strict
-        )
+    if found.overlap.empty or found.overlap.empty_small or parted:
+        return 0.0
+    return found.overlap.smallest_prob
 
 
 def _check_alone(ctx: typer.Context) -> None:
@@ -176,16 +131,9 @@ def _check_alone(ctx: typer.Context) -> None:
         )
 
 
-def _write(found: Audit, out: Path, as_json: Path | None) -> None:
-    from fedipw.audit.pages import audit_page
-    from fedipw.audit.verdict import judged
-    from fedipw.storage.atomic import write_texts
-
-    found = judged(found)
-    texts = {out: audit_page(found)}
-    if as_json is not None:
-        texts[as_json] = json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n"
-    write_texts(texts)
+def _write(report: Report, out: Path, as_json: Path | None) -> None:
+    report.save(out, as_json)
+    found = report.audit
     assert found.verdict is not None
     say(found.verdict.headline)
     for finding in found.verdict.findings:

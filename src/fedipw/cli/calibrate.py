@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from fedipw.cli.terminal import out as _out
 from fedipw.cli.terminal import say
@@ -32,27 +33,27 @@ class DistanceName(StrEnum):
 
 
 def calibrate(
-    units: Annotated[Path, typer.Argument(help="Enrolled clients: a table file or a directory.")],
-    targets: Annotated[Path, typer.Option(help="Population means: name,value[,se].")],
-    out: Annotated[Path, typer.Option(help="File for unit_id,weight, by suffix.")],
+    units: Annotated[Path, Argument(help="Enrolled clients: a table file or a directory.")],
+    targets: Annotated[Path, Option(help="Population means: name,value[,se].")],
+    out: Annotated[Path, Option(help="File for unit_id,weight, by suffix.")],
     distance: Annotated[
-        DistanceName, typer.Option(help="How weights keep near the base.")
+        DistanceName, Option(help="How weights keep near the base.")
     ] = DistanceName.QUADRATIC,
-    base: Annotated[str | None, typer.Option(help="Column of base weights; 1 if none.")] = None,
+    base: Annotated[str | None, Option(help="Column of base weights; 1 if none.")] = None,
     bounds: Annotated[
         str | None,
-        typer.Option(help="LOW,HIGH on weight * N / base (quadratic and logit).", metavar="L,H"),
+        Option(help="LOW,HIGH on weight * N / base (quadratic and logit).", metavar="L,H"),
     ] = None,
     population_size: Annotated[
-        float | None, typer.Option(help="N; the sum of the base weights if not given.")
+        float | None, Option(help="N; the sum of the base weights if not given.")
     ] = None,
     slack: Annotated[
-        float | None, typer.Option(help="Allow each mean to miss by this many sd(b).")
+        float | None, Option(help="Allow each mean to miss by this many sd(b).")
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Dask scheduler to calibrate on, tcp://host:port.")
+        str | None, Option(help="Dask scheduler to calibrate on, tcp://host:port.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Weigh enrolled clients so that their means are the population's.
 
@@ -99,7 +100,6 @@ def _bounds(text: str) -> tuple[float, float]:
 
 
 def _plain(found: Calibration) -> dict[str, Any]:
-    """Return the result without its rows."""
     return {
         "status": found.status.value,
         "iterations": found.iterations,

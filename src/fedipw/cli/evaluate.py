@@ -10,27 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
 from fedipw.cli.options import (
-    Availability,
-    ClassifierName,
-    DayLength,
-    EnrolledTable,
-    Enrollment,
-    Folds,
-    History,
-    MissingName,
-    MissingPolicy,
-    Participation,
-    PopulationSize,
-    PopulationTable,
+    ModelOptions,
+    PopulationOptions,
     Ridge,
     Rounds,
-    ScoreCalibrationName,
-    TargetsTable,
     check_inputs_kept,
     coded_stage,
-    given_population,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
@@ -45,51 +33,36 @@ _SHORT = {"horvitz-thompson": "HT"}
 
 
 def evaluate(
-    metrics: Annotated[Path, typer.Option(help="unit_id, round, value and perhaps n.")],
+    metrics: Annotated[Path, Option(help="unit_id, round, value and perhaps n.")],
     rounds: Rounds,
-    population: PopulationTable = None,
-    enrolled: EnrolledTable = None,
-    targets: TargetsTable = None,
-    population_size: PopulationSize = None,
+    given: PopulationOptions,
+    models: ModelOptions,
     against: Annotated[
-        Path | None, typer.Option(help="Metrics of another model on the same clients and rounds.")
+        Path | None, Option(help="Metrics of another model on the same clients and rounds.")
     ] = None,
     by: Annotated[
-        list[str] | None, typer.Option(help="Column of clients to group by, or round; repeatable.")
+        list[str] | None, Option(help="Column of clients to group by, or round; repeatable.")
     ] = None,
     sensitivity: Annotated[
-        list[float] | None, typer.Option(help="Odds ratio Lambda, 1 or more; repeatable.")
+        list[float] | None, Option(help="Odds ratio Lambda, 1 or more; repeatable.")
     ] = None,
     conclusion: Annotated[
-        float | None, typer.Option(help="Value at which a conclusion would change.")
+        float | None, Option(help="Value at which a conclusion would change.")
     ] = None,
-    enrollment: Enrollment = ".",
-    participation: Participation = ".",
-    availability: Availability = ".",
-    history: History = False,
-    scheme: Annotated[
-        str | None, typer.Option(help="fedipw, efficient or a calibrated method.")
-    ] = None,
+    scheme: Annotated[str | None, Option(help="fedipw, efficient or a calibrated method.")] = None,
     samples: Annotated[
-        bool, typer.Option("--samples", help="The mean over samples (n) instead of clients.")
+        bool, Option("--samples", help="The mean over samples (n) instead of clients.")
     ] = False,
-    jackknife: Annotated[
-        int, typer.Option(help="Groups of a jackknife over clients; 0 linearises.")
-    ] = 0,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    missing: MissingPolicy = MissingName.ERROR,
+    jackknife: Annotated[int, Option(help="Groups of a jackknife over clients; 0 linearises.")] = 0,
+    confidence: Annotated[float, Option(help="Of the intervals.")] = 0.95,
     missing_metrics: Annotated[
-        bool, typer.Option("--missing-metrics", help="Leave replies without a metric out.")
+        bool, Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
-    day_length: DayLength = 24.0,
-    classifier: ClassifierName = None,
-    folds: Folds = None,
-    score_calibration: ScoreCalibrationName = None,
     l2: Ridge = 0.0,
-    out: Annotated[Path | None, typer.Option(help="Table of estimates; .csv or .parquet.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    out: Annotated[Path | None, Option(help="Table of estimates; .csv or .parquet.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Estimate a metric's mean over the whole population from those who replied.
+    """Estimate a metric's mean over the whole population from its respondents.
 
     Both stages are fitted, participation on all rounds. Gives the plain mean of the replies, and
     Horvitz-Thompson, Hajek and GREG means of the population with design-based two-phase standard
@@ -101,12 +74,11 @@ def evaluate(
     from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_table_path, write_table
-    from fedipw.weighting.settings import Settings
 
-    who = given_population(population, enrolled, targets, population_size)
+    who = given.read()
     if out is not None:
         check_table_path(out)
-        check_inputs_kept(out, rounds, population, enrolled, targets, metrics, against)
+        check_inputs_kept(out, rounds, *given.paths, metrics, against)
     _check_numbers(sensitivity or [], jackknife, confidence)
     if conclusion is not None and not sensitivity:
         raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
@@ -115,12 +87,7 @@ def evaluate(
         values = values.against(Metrics.read(against))
     ledger = Ledger(rounds)
     ledger.require_rounds()
-    settings = Settings(
-        method=scheme, enrollment=enrollment, participation=participation,
-        availability=availability, history=history, fit="pooled", day_length=day_length,
-        classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
-        missing=missing.value,
-    )  # fmt: skip
+    settings = models.settings(method=scheme, fit="pooled", l2=l2)
     plan = settings.plan(who)
     stage = coded_stage(settings, who, ledger)
     with bar("rounds") as step:

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from fedipw.cli.options import flat
 from fedipw.errors import FedIPWError, InfeasibleError, PositivityError, WorkerLostError
 
 UNEXPECTED, BAD_INPUT, INFEASIBLE, UNREACHED = 1, 2, 3, 4
@@ -38,24 +39,21 @@ class _OnDemand(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, none if there is no such name."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
         module, _, function = COMMANDS[cmd_name].partition(":")
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(getattr(import_module(module), function))
+        alone.command(cmd_name)(flat(getattr(import_module(module), function)))
         return typer.main.get_command(alone)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named first, or say which name is near."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = get_close_matches(name, COMMANDS)

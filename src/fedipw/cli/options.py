@@ -1,17 +1,20 @@
-"""Options that several commands share, with their help, and what commands make of them."""
+"""Options that several commands share, in groups, and what commands make of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
 from fedipw.cli.terminal import bar
-from fedipw.errors import InputError
+from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
@@ -36,98 +39,150 @@ class MissingName(StrEnum):
     DROP = "drop"
 
 
-Rounds = Annotated[Path, typer.Option(help="Ledger: a directory of closed rounds.")]
-PopulationTable = Annotated[
-    Path | None,
-    typer.Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
-]
-EnrolledTable = Annotated[Path | None, typer.Option(help="Enrolled clients alone, with --targets.")]
-TargetsTable = Annotated[Path | None, typer.Option(help="Population means: name,value[,se].")]
-PopulationSize = Annotated[float | None, typer.Option(help="N, with --targets where it is known.")]
-Enrollment = Annotated[str, typer.Option(help="Formula of enrollment; . is every covariate.")]
-Participation = Annotated[
-    str, typer.Option(help="Formula of participation, or of a reply once invited.")
-]
-Availability = Annotated[
-    str, typer.Option(help="Formula of availability, where the ledger tells it.")
-]
-History = Annotated[
-    bool, typer.Option("--history", help="Add what past rounds say of each client.")
-]
-Fit = Annotated[FitName, typer.Option(help="Rounds that a round's participation is fitted on.")]
-Window = Annotated[int | None, typer.Option(help="Of past rounds, only the last this many.")]
-RefitEvery = Annotated[int, typer.Option(help="Rounds between fits on past rounds.")]
-DayLength = Annotated[float, typer.Option(help="Rounds in a day, for the clock.")]
-SchemeName = Annotated[
-    str | None, typer.Option(help="Method; fedipw, or calibrated-quadratic with --targets.")
-]
-MissingPolicy = Annotated[
-    MissingName, typer.Option(help="What becomes of missing values and unknown levels.")
-]
-LumpBelow = Annotated[
-    float | None, typer.Option(help="Merge levels with a smaller share of the rows.")
-]
-Threshold = Annotated[float, typer.Option(help="Probability counted as small in the report.")]
-Strict = Annotated[
-    float | None, typer.Option(help="Stop with code 4 if a probability is below this.")
-]
-ReferenceTable = Annotated[
-    Path | None,
-    typer.Option(help="Reference sample of the population, with --enrolled, in place of totals."),
-]
-ReferenceWeight = Annotated[
-    str | None, typer.Option(help="Column of the reference sample's design weights.")
-]
-ClassifierName = Annotated[
-    str | None,
-    typer.Option(
-        help="Classifier of both stages: logistic, boosting, forest, or a dotted name such as "
-        "sklearn.ensemble.ExtraTreesClassifier. Cross-fitted by client."
-    ),
-]
-Folds = Annotated[
-    int | None, typer.Option(help="Folds of clients for cross-fitting; 5 by default, 0 for none.")
-]
-ScoreCalibrationName = Annotated[
-    str | None, typer.Option(help="Calibration of a classifier's scores: platt or isotonic.")
-]
-Ridge = Annotated[float, typer.Option(help="Ridge penalty on coefficients.")]
+Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
+Ridge = Annotated[float, Option(help="Ridge penalty on coefficients.")]
+Threshold = Annotated[float, Option(help="Probability counted as small in the report.")]
+Strict = Annotated[float | None, Option(help="Stop with code 4 if a probability is below this.")]
 
 
-def given_population(
-    population: Path | None,
-    enrolled: Path | None,
-    targets: Path | None,
-    size: float | None,
-    reference: Path | None = None,
-    reference_weight: str | None = None,
-) -> Population:
-    """Return the population of the tables given, or raise if they do not go together."""
-    from fedipw.tables.population import Population
+@dataclass(frozen=True, kw_only=True)
+class PopulationOptions:
+    """Which tables tell of the population."""
 
-    if (population is None) == (enrolled is None):
-        raise InputError("Give --population, or --enrolled together with --targets or --reference.")
-    if (reference is None) != (reference_weight is None):
-        raise InputError("--reference and --reference-weight go together.")
-    if population is not None:
-        if size is not None:
+    population: Annotated[
+        Path | None,
+        Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
+    ] = None
+    enrolled: Annotated[Path | None, Option(help="Enrolled clients alone, with --targets.")] = None
+    targets: Annotated[Path | None, Option(help="Population means: name,value[,se].")] = None
+    population_size: Annotated[
+        float | None, Option(help="N, with --targets where it is known.")
+    ] = None
+
+    @property
+    def paths(self) -> tuple[Path | None, ...]:
+        """The tables."""
+        return self.population, self.enrolled, self.targets
+
+    def read(
+        self, reference: Path | None = None, reference_weight: str | None = None
+    ) -> Population:
+        """Return the population of the tables given, or raise if they do not go together."""
+        from fedipw.tables.population import Population
+
+        targets, size = self.targets, self.population_size
+        if (self.population is None) == (self.enrolled is None):
             raise InputError(
-                "--population-size goes with --targets: a population table has its own."
+                "Give --population, or --enrolled together with --targets or --reference."
             )
-        if targets is not None or reference is not None:
-            given = "--targets" if reference is None else "--reference"
-            raise InputError(
-                f"--enrolled and {given} go together: a population table lists everybody."
+        if (reference is None) != (reference_weight is None):
+            raise InputError("--reference and --reference-weight go together.")
+        if self.population is not None:
+            if size is not None:
+                raise InputError(
+                    "--population-size goes with --targets: a population table has its own."
+                )
+            if targets is not None or reference is not None:
+                given = "--targets" if reference is None else "--reference"
+                raise InputError(
+                    f"--enrolled and {given} go together: a population table lists everybody."
+                )
+            return Population(self.population)
+        assert self.enrolled is not None
+        if reference is not None and reference_weight is not None:
+            if targets is not None or size is not None:
+                raise InputError("--reference takes the place of --targets and --population-size.")
+            return Population.from_sample(self.enrolled, reference, reference_weight)
+        if targets is None:
+            raise InputError("--enrolled and --targets go together, or --enrolled and --reference.")
+        return Population.from_totals(self.enrolled, targets, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How both stages are modelled; fields are those of ``Settings``."""
+
+    enrollment: Annotated[str, Option(help="Formula of enrollment; . is every covariate.")] = "."
+    participation: Annotated[
+        str, Option(help="Formula of participation, or of a reply once invited.")
+    ] = "."
+    availability: Annotated[
+        str, Option(help="Formula of availability, where the ledger records it.")
+    ] = "."
+    history: Annotated[
+        bool, Option("--history", help="Add what past rounds say of each client.")
+    ] = False
+    day_length: Annotated[float, Option(help="Rounds in a day, for the clock.")] = 24.0
+    classifier: Annotated[
+        str | None,
+        Option(
+            help="Classifier of both stages: logistic, boosting, forest, or a dotted name such as "
+            "sklearn.ensemble.ExtraTreesClassifier. Cross-fitted by client."
+        ),
+    ] = None
+    folds: Annotated[
+        int | None, Option(help="Folds of clients for cross-fitting; 5 by default, 0 for none.")
+    ] = None
+    score_calibration: Annotated[
+        str | None, Option(help="Calibration of a classifier's scores: platt or isotonic.")
+    ] = None
+    missing: Annotated[
+        MissingName, Option(help="What becomes of missing values and unknown levels.")
+    ] = MissingName.ERROR
+
+    def settings(self, **more: Any) -> Settings:
+        """Return the settings of a job, with ``more`` of them."""
+        from fedipw.weighting.settings import Settings
+
+        return Settings(**asdict(self), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions(ModelOptions):
+    """How rounds are weighed as they came."""
+
+    method: Annotated[
+        str | None,
+        Option("--scheme", help="Method; fedipw, or calibrated-quadratic with --targets."),
+    ] = None
+    fit: Annotated[
+        FitName,
+        Option("--participation-fit", help="Rounds that a round's participation is fitted on."),
+    ] = FitName.PAST
+    window: Annotated[int | None, Option(help="Of past rounds, only the last this many.")] = None
+    refit_every: Annotated[int, Option(help="Rounds between fits on past rounds.")] = 10
+    lump_below: Annotated[
+        float | None, Option(help="Merge levels with a smaller share of the rows.")
+    ] = None
+
+
+def flat(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the options of its groups one by one, as Typer wants them."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {n: kind for n, kind in hints.items() if is_dataclass(kind)}
+    single = {}
+    for name, given in inspect.signature(command).parameters.items():
+        if name not in groups:
+            single[name] = given.replace(annotation=hints[name])
+            continue
+        kinds = get_type_hints(groups[name], include_extras=True)
+        for one in fields(groups[name]):
+            single[one.name] = given.replace(
+                name=one.name, default=one.default, annotation=kinds[one.name]
             )
-        return Population(population)
-    assert enrolled is not None
-    if reference is not None and reference_weight is not None:
-        if targets is not None or size is not None:
-            raise InputError("--reference takes the place of --targets and --population-size.")
-        return Population.from_sample(enrolled, reference, reference_weight)
-    if targets is None:
-        raise InputError("--enrolled and --targets go together, or --enrolled and --reference.")
-    return Population.from_totals(enrolled, targets, size)
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {
+            name: kind(**{one.name: given.pop(one.name) for one in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**made, **given)
+
+    options = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in single.values()]
+    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in options}
+    return called
 
 
 def check_inputs_kept(out: Path, rounds: Path | None, *inputs: Path | None) -> None:
@@ -148,6 +203,16 @@ def check_probabilities(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not 0.0 < value < 1.0:
             raise InputError(f"--{name} takes a probability between 0 and 1, not {value}.")
+
+
+def check_strict(strict: float | None, enrollment: float | None, participation: float) -> None:
+    """Raise if the smallest probability of a stage is below the threshold, where there is one."""
+    if strict is None:
+        return
+    if enrollment is not None and enrollment < strict:
+        raise PositivityError("enrollment probability of the population", enrollment, strict)
+    if participation < strict:
+        raise PositivityError("participation probability of a reply", participation, strict)
 
 
 def coded_stage(

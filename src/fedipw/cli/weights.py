@@ -10,43 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from typer import Option
 
 from fedipw.cli.options import (
-    Availability,
-    ClassifierName,
-    DayLength,
-    EnrolledTable,
-    Enrollment,
-    Fit,
     FitName,
-    Folds,
-    History,
-    LumpBelow,
-    MissingName,
-    MissingPolicy,
-    Participation,
-    PopulationSize,
-    PopulationTable,
-    ReferenceTable,
-    ReferenceWeight,
-    RefitEvery,
+    PopulationOptions,
     Ridge,
     Rounds,
-    SchemeName,
-    ScoreCalibrationName,
     Strict,
-    TargetsTable,
     Threshold,
-    Window,
+    WeightOptions,
     check_inputs_kept,
     check_probabilities,
+    check_strict,
     coded_stage,
-    given_population,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
-from fedipw.errors import InputError, PositivityError
+from fedipw.errors import InputError
 
 if TYPE_CHECKING:
     from fedipw.selection.overlap import Overlap
@@ -56,43 +38,30 @@ if TYPE_CHECKING:
 
 def weights(
     rounds: Rounds,
-    out: Annotated[Path, typer.Option(help="File for one row per reply; .parquet or .csv.")],
-    population: PopulationTable = None,
-    enrolled: EnrolledTable = None,
-    targets: TargetsTable = None,
-    population_size: PopulationSize = None,
-    reference: ReferenceTable = None,
-    reference_weight: ReferenceWeight = None,
-    enrollment: Enrollment = ".",
-    participation: Participation = ".",
-    availability: Availability = ".",
-    history: History = False,
-    participation_fit: Fit = FitName.PAST,
-    window: Window = None,
-    refit_every: RefitEvery = 10,
-    day_length: DayLength = 24.0,
-    classifier: ClassifierName = None,
-    folds: Folds = None,
-    score_calibration: ScoreCalibrationName = None,
-    scheme: SchemeName = None,
-    trim: Annotated[
-        float | None, typer.Option(help="Cut weights at this multiple of a round's mean.")
+    out: Annotated[Path, Option(help="File for one row per reply; .parquet or .csv.")],
+    given: PopulationOptions,
+    asked: WeightOptions,
+    reference: Annotated[
+        Path | None,
+        Option(help="Reference sample of the population, with --enrolled, in place of totals."),
     ] = None,
-    missing: MissingPolicy = MissingName.ERROR,
-    lump_below: LumpBelow = None,
+    reference_weight: Annotated[
+        str | None, Option(help="Column of the reference sample's design weights.")
+    ] = None,
+    trim: Annotated[
+        float | None, Option(help="Cut weights at this multiple of a round's mean.")
+    ] = None,
     l2: Ridge = 0.0,
     threshold: Threshold = 0.01,
     strict: Strict = None,
-    save_models: Annotated[
-        Path | None, typer.Option(help="Directory for the fitted models.")
-    ] = None,
+    save_models: Annotated[Path | None, Option(help="Directory for the fitted models.")] = None,
     models: Annotated[
-        Path | None, typer.Option(help="Directory of saved models to use instead of fitting.")
+        Path | None, Option(help="Directory of saved models to use instead of fitting.")
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
+        str | None, Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.
 
@@ -105,28 +74,19 @@ def weights(
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_table_path
     from fedipw.weighting.replay import Replay
-    from fedipw.weighting.settings import Settings
 
     check_table_path(out)
     if save_models is not None and save_models.exists() and not save_models.is_dir():
         raise InputError(f"{save_models} is no directory.")
-    who = given_population(
-        population, enrolled, targets, population_size, reference, reference_weight
-    )
-    check_inputs_kept(out, rounds, population, enrolled, targets, reference)
+    who = given.read(reference, reference_weight)
+    check_inputs_kept(out, rounds, *given.paths, reference)
     check_probabilities(strict=strict, threshold=threshold)
-    if save_models is not None and participation_fit is FitName.SAME_ROUND:
+    if save_models is not None and asked.fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
     ledger = Ledger(rounds)
     ledger.require_rounds()
     with scheduled(scheduler) as client:
-        settings = Settings(
-            method=scheme, enrollment=enrollment, participation=participation,
-            availability=availability, history=history, fit=participation_fit.value,
-            window=window, refit_every=refit_every, day_length=day_length, classifier=classifier,
-            folds=folds, score_calibration=score_calibration, l2=l2, trim=trim,
-            missing=missing.value, lump_below=lump_below, models=models, client=client,
-        )  # fmt: skip
+        settings = asked.settings(l2=l2, trim=trim, models=models, client=client)
         if save_models is not None:
             settings.check_saved()
         plan = settings.plan(who)
@@ -137,8 +97,8 @@ def weights(
                 write(table)
             record = replay.record
             found = stage.overlap(record.enrollment, threshold)
-            if strict is not None:
-                _require(strict, record, found)
+            least = None if found is None else found.smallest[0]
+            check_strict(strict, least, record.smallest_participation)
             if save_models is not None:
                 _save(save_models, record)
     _report(record, found, plan.method.name, out, as_json=as_json)
@@ -168,15 +128,6 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
         if not made:
             raise InputError("No round has a reply that can be weighed: there is nothing to write.")
         write_table(pl.scan_parquet(made, glob=False), out)
-
-
-def _require(strict: float, record: Record, found: Overlap | None) -> None:
-    if found is not None and found.smallest[0] < strict:
-        raise PositivityError("enrollment probability of the population", found.smallest[0], strict)
-    if record.smallest_participation < strict:
-        raise PositivityError(
-            "participation probability of a reply", record.smallest_participation, strict
-        )
 
 
 def _models(record: Record) -> dict[str, StageModel]:

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_finite, check_rows, some
-from fedipw.tables.partitions import Block, Partitions, sum_over
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray
-    from fedipw.tables.partitions import Frame
-    from fedipw.tables.targets import Targets
+from fedipw.tables.partitions import Block, Frame, Partitions, sum_over
+from fedipw.tables.targets import Targets
 
 POPULATION: Final = "population"
 PARTICIPANTS: Final = "participants"
@@ -27,11 +24,11 @@ PARTICIPANTS_WEIGHTED: Final = "participants weighted"
 _TINY = 1e-12  # what rounding leaves of a deviation or a share that is 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Moments:
     """Weighted mean and squares of columns; moments of two sets of rows add up."""
 
-    rows: int  # with a weight above 0
+    rows: int  # with a weight other than 0
     weight: float  # sum of weights
     mean: FloatArray  # (q,)
     square: FloatArray  # (q,) weighted squares about the mean
@@ -39,12 +36,8 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         weight, apart = self.weight + other.weight, other.mean - self.mean
         share = other.weight / weight if weight > 0.0 else 0.0
-        return Moments(
-            rows=self.rows + other.rows,
-            weight=weight,
-            mean=self.mean + apart * share,
-            square=self.square + other.square + apart**2 * (self.weight * share),
-        )
+        square = self.square + other.square + apart**2 * (self.weight * share)
+        return Moments(self.rows + other.rows, weight, self.mean + apart * share, square)
 
     @property
     def sd(self) -> FloatArray:
@@ -57,12 +50,8 @@ class Moments:
 
     def outside(self, frame: Frame) -> Moments:
         """Return the moments in the columns' own units, of columns that were in a frame."""
-        return Moments(
-            rows=self.rows,
-            weight=self.weight,
-            mean=frame.centre + frame.scale * self.mean,
-            square=frame.scale**2 * self.square,
-        )
+        mean, square = frame.centre + frame.scale * self.mean, frame.scale**2 * self.square
+        return replace(self, mean=mean, square=square)
 
     def with_rests(self, rests: Sequence[Sequence[int]]) -> Moments:
         r"""Return moments with one more column for each set of levels: the share of the level left.
@@ -77,12 +66,8 @@ class Moments:
             return self
         share = _rest_shares(self.mean, rests)
         square = self.weight * np.maximum(share * (1.0 - share), 0.0)
-        return Moments(
-            rows=self.rows,
-            weight=self.weight,
-            mean=np.append(self.mean, share),
-            square=np.append(self.square, square),
-        )
+        mean, square = np.append(self.mean, share), np.append(self.square, square)
+        return replace(self, mean=mean, square=square)
 
 
 def _rest_shares(mean: FloatArray, rests: Sequence[Sequence[int]]) -> FloatArray:
@@ -90,13 +75,16 @@ def _rest_shares(mean: FloatArray, rests: Sequence[Sequence[int]]) -> FloatArray
     return np.where(np.abs(share) > _TINY, share, 0.0)
 
 
-def weighted_moments(columns: FloatArray, weights: FloatArray | None = None) -> Moments:
+def weighted_moments(
+    columns: FloatArray, weights: FloatArray | None = None, *, signed: bool = False
+) -> Moments:
     r"""Return the moments of columns (q, m) under weights (m,), 1 each by default.
 
     .. math:: \bar x = \frac{\sum_i w_i x_i}{\sum_i w_i}, \qquad
        s^2 = \frac{n}{n - 1} \frac{\sum_i w_i (x_i - \bar x)^2}{\sum_i w_i} \qquad (E10)
 
-    with n the number of rows of positive weight. A common factor of the weights changes nothing.
+    with n the number of rows that have weight. A common factor of the weights changes nothing; with
+    ``signed`` some may be negative.
 
     >>> found = weighted_moments(np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 1.0, 0.0]))
     >>> found.rows, found.mean, found.sd.round(4)
@@ -108,7 +96,7 @@ def weighted_moments(columns: FloatArray, weights: FloatArray | None = None) -> 
     if weights is None:
         weights = np.ones(columns.shape[1])
     check_rows(columns.shape[1], weights=weights)
-    return _filled(_moments(columns, weights))
+    return _filled(_moments(columns, weights, signed=signed))
 
 
 def partition_moments(partitions: Partitions, frame: Frame | None = None) -> Moments:
@@ -129,13 +117,13 @@ def _block_moments(block: Block) -> Moments:
     return _moments(block.columns, block.weights if len(block.weights) else np.ones(block.rows))
 
 
-def _moments(columns: FloatArray, weights: FloatArray) -> Moments:
-    if not (np.isfinite(weights) & (weights >= 0.0)).all():
+def _moments(columns: FloatArray, weights: FloatArray, *, signed: bool = False) -> Moments:
+    if not (np.isfinite(weights) & (signed | (weights >= 0.0))).all():
         raise InputError("Weights of groups must be finite and not negative.")
     total = float(weights.sum())
     mean = columns @ weights / (total if total > 0.0 else 1.0)
     square = (columns - mean[:, None]) ** 2 @ weights
-    return Moments(rows=int((weights > 0.0).sum()), weight=total, mean=mean, square=square)
+    return Moments(int((weights != 0.0).sum()), total, mean, square)
 
 
 def _filled(found: Moments) -> Moments:
@@ -257,15 +245,12 @@ class BalanceTable:
     ) -> BalanceTable:
         means = {group: found.with_rests(rests).mean for group, found in groups.items()}
         smds = {group: standardised_differences(m, mean, sd) for group, m in means.items()}
-        lines = tuple(
-            BalanceLine(
-                name=name,
-                mean=float(mean[j]),
-                sd=float(sd[j]),
-                groups={group: _cell(means[group][j], smds[group][j]) for group in groups},
-            )
-            for name, j in places
-        )
+
+        def line(name: str, j: int) -> BalanceLine:
+            cells = {group: _cell(means[group][j], smds[group][j]) for group in groups}
+            return BalanceLine(name=name, mean=float(mean[j]), sd=float(sd[j]), groups=cells)
+
+        lines = tuple(line(name, j) for name, j in places)
         return cls(scale_from=scale_from, groups=tuple(groups), lines=lines, hidden=0)
 
     def without(self, names: Collection[str]) -> BalanceTable:

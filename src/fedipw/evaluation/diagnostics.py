@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import xlog1py, xlogy
 
 from fedipw.errors import InputError
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, IntArray
+from fedipw.numerics import FloatArray, IntArray
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)  # of weights that are shown
 TOP = 0.01  # share of the largest weights that are added up

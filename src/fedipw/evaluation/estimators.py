@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from scipy.special import stdtrit
 
 from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation.phases import client_sums, inverse_of
+from fedipw.evaluation.sample import TwoPhase, Variance
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import check_positive, check_rows
 from fedipw.weighting.functions import effective_sample_size
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.sample import TwoPhase, Variance
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 GROUPS = 50  # of clients, in a jackknife
 EVERYONE: Final = "everyone"
@@ -351,7 +349,7 @@ def plain_means(
     .. math:: \bar y = \frac{1}{m} \sum y_{ir}, \qquad \text{se}^2 = \frac{n}{n - 1}
        \frac{1}{m^2} \sum_i \Big(\sum_r (y_{ir} - \bar y)\Big)^2 \qquad (E31)
 
-    It is about those who reply, not about the population: the interval says how well *their* mean
+    It is about respondents, not about the population: the interval says how well *their* mean
     is known. With ``counts`` (m,) each reply counts as often, and m is their sum.
     """
     often = np.ones(len(values)) if counts is None else counts
@@ -491,7 +489,6 @@ def jackknife_means(
 def _mean(
     rest: TwoPhase, values: FloatArray, estimator: MeanEstimator, group: Group, share: float
 ) -> float:
-    """Return a mean over what is left of a group, NaN if there is none."""
     size = None if group.size is None else group.size * share
     try:
         return estimator.linear(rest, values, replace(group, size=size)).estimate

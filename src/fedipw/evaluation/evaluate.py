@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,20 +22,14 @@ from fedipw.evaluation.estimators import (
     plain_means,
     population_means,
 )
-from fedipw.evaluation.sensitivity import (
-    odds_ratio_at,
-    sensitivity_bounds,
-    sensitivity_errors,
-)
+from fedipw.evaluation.logged import LoggedSample
+from fedipw.evaluation.sensitivity import odds_ratio_at, sensitivity_bounds, sensitivity_errors
 from fedipw.numerics.checks import some
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.cells import Cells, table_cells
 from fedipw.tables.columns import ROUND
 from fedipw.tables.design import Missing
 from fedipw.tables.table import pandas_frame
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.logged import LoggedSample
-    from fedipw.selection.enrollment import EnrollmentStage
 
 GROUPS_MAX = 200  # of one column
 _CELL = "(cell)"
@@ -82,9 +76,7 @@ class Evaluation:
         floats = pl.col("estimate", "se", "low", "high", "se_superpopulation", "freedom")
         return made.with_columns(floats.cast(pl.Float64).fill_nan(None))
 
-    def to_polars(self) -> pl.DataFrame:
-        """Return one row per estimate."""
-        return self.table()
+    to_polars = table
 
     def to_pandas(self) -> Any:
         """Return one row per estimate as a pandas frame; needs pandas."""
@@ -122,10 +114,7 @@ class EvaluationPlan:
 
 
 def evaluated(
-    logged: LoggedSample,
-    stage: EnrollmentStage,
-    method: str,
-    plan: EvaluationPlan | None = None,
+    logged: LoggedSample, stage: EnrollmentStage, method: str, plan: EvaluationPlan | None = None
 ) -> Evaluation:
     """Return a metric's mean over the population, by every estimator there is.
 
@@ -180,7 +169,6 @@ def _estimators(logged: LoggedSample, plan: EvaluationPlan) -> list[MeanEstimato
 
 
 def _rounds(logged: LoggedSample) -> list[Group]:
-    """Return each evaluated round that has a reply."""
     return [
         Group(name=f"round = {index}", size=logged.population_size, rounds=np.array([code]))
         for code, index in enumerate(logged.rounds.tolist())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import numpy as np
 import polars as pl
@@ -14,27 +14,25 @@ from fedipw.errors import InputError
 from fedipw.evaluation.estimators import GregMean
 from fedipw.evaluation.phases import (
     CalibratedEnrollment,
+    EnrollmentPhase,
     FittedEnrollment,
     KnownEnrollment,
     StepPhase,
 )
 from fedipw.evaluation.sample import TwoPhase
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import some
+from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.participation import Participation
 from fedipw.selection.rowstore import BlockStore
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
+from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.table import Table, TableLike
+from fedipw.weighting.pipeline import Method
 from fedipw.weighting.replay import Observer, Plan, Progress, Replay
 from fedipw.weighting.weigher import StagedEnrollment
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.phases import EnrollmentPhase
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
-    from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.selection.participation import Participation
-    from fedipw.tables.ledger import Ledger, Round
-    from fedipw.weighting.pipeline import Method
 
 VALUE: Final = "value"
 COUNT: Final = "n"
@@ -56,50 +54,47 @@ class Metrics:
     where: str = "metrics"
 
     def __post_init__(self) -> None:
-        lacking = [n for n in (ID, ROUND, VALUE) if n not in self.frame.columns]
+        for fault in self._faults():
+            raise InputError(f"{self.where}{fault}")
+
+    def _faults(self) -> Iterator[str]:
+        frame = self.frame
+        lacking = [n for n in (ID, ROUND, VALUE) if n not in frame.columns]
         if lacking:
-            raise InputError(
-                f"{self.where} has no column {some(map(repr, lacking))}; it has "
-                f"{some(self.frame.columns)}."
+            yield f" has no column {some(map(repr, lacking))}; it has {some(frame.columns)}."
+        if not frame.height:
+            yield " has no rows."
+        for name in (ID, ROUND, VALUE, *([COUNT] if COUNT in frame.columns else [])):
+            if frame[name].null_count():
+                yield f": {frame[name].null_count()} rows have no {name!r}."
+        if not frame.schema[ROUND].is_integer():
+            yield f": {ROUND!r} must hold whole numbers."
+        kind = frame.schema[VALUE]
+        if not (kind.is_numeric() or kind == pl.Boolean):
+            yield f": {VALUE!r} must hold numbers, not {kind}."
+        values = frame[VALUE].cast(pl.Float64)
+        odd, large = int((~values.is_finite()).sum()), int((values.abs() > LARGEST).sum())
+        if odd:
+            yield f": {odd} values are not finite. Leave such rows out."
+        if large:
+            yield (
+                f": {large} values are beyond {LARGEST:g}, where squares overflow. Scale the "
+                "metric down or leave such rows out."
             )
-        if not self.frame.height:
-            raise InputError(f"{self.where} has no rows.")
-        for name in (ID, ROUND, VALUE, *([COUNT] if COUNT in self.frame.columns else [])):
-            if self.frame[name].null_count():
-                raise InputError(
-                    f"{self.where}: {self.frame[name].null_count()} rows have no {name!r}."
-                )
-        if not self.frame.schema[ROUND].is_integer():
-            raise InputError(f"{self.where}: {ROUND!r} must hold whole numbers.")
-        self._check_numbers()
+        if COUNT in frame.columns:
+            counts = frame[COUNT]  # NaN > 0 holds in Polars
+            if not counts.dtype.is_numeric() or not bool(
+                ((counts > 0) & counts.cast(pl.Float64).is_finite()).all()
+            ):
+                yield f": {COUNT!r} must hold finite numbers above 0."
         doubled = [p for p in self._by_round.values() if p[ID].n_unique() != p.height]
         if doubled:
             twice = pl.concat([part.filter(pl.col(ID).is_duplicated()) for part in doubled])
-            raise InputError(
-                f"{self.where}: {twice.height} rows share {ID} and {ROUND} with another, such as "
+            yield (
+                f": {twice.height} rows share {ID} and {ROUND} with another, such as "
                 f"{some(str(v) for v in twice.select(ID, ROUND).rows()[:3])}. Keep one value per "
                 "client and round."
             )
-
-    def _check_numbers(self) -> None:
-        kind = self.frame.schema[VALUE]
-        if not (kind.is_numeric() or kind == pl.Boolean):
-            raise InputError(f"{self.where}: {VALUE!r} must hold numbers, not {kind}.")
-        odd = int((~self.frame[VALUE].cast(pl.Float64).is_finite()).sum())
-        if odd:
-            raise InputError(f"{self.where}: {odd} values are not finite. Leave such rows out.")
-        large = int((self.frame[VALUE].cast(pl.Float64).abs() > LARGEST).sum())
-        if large:
-            raise InputError(
-                f"{self.where}: {large} values are beyond {LARGEST:g}, where squares overflow. "
-                "Scale the metric down or leave such rows out."
-            )
-        if COUNT in self.frame.columns:
-            counts = self.frame[COUNT]
-            if not counts.dtype.is_numeric() or not bool(
-                ((counts > 0) & counts.cast(pl.Float64).is_finite()).all()
-            ):  # NaN > 0 holds in Polars
-                raise InputError(f"{self.where}: {COUNT!r} must hold finite numbers above 0.")
 
     @classmethod
     def read(cls, source: TableLike) -> Metrics:
@@ -132,7 +127,7 @@ class Metrics:
         ).drop("(id)", "(r)")  # fmt: skip
         if both.height != self.frame.height or both.height != other.frame.height:
             raise InputError(
-                f"{self.where} and {other.where} must tell of the same clients and rounds: "
+                f"{self.where} and {other.where} must be of the same clients and rounds: "
                 f"{self.frame.height} and {other.frame.height} rows, {both.height} in both."
             )
         apart = pl.col(VALUE).cast(pl.Float64) - pl.col("(other)").cast(pl.Float64)
@@ -257,16 +252,7 @@ class _Reported:
 class MetricCollector(Observer):
     """Collects a metric's replies while a ledger is read; the learner keeps the coded rows.
 
-    Parameters
-    ----------
-    stage
-        What is known of enrollment.
-    ledger
-        Whose rounds are read.
-    metrics
-        Values of the replies of some rounds.
-    allow_missing
-        Leave replies without a metric out, and count them, instead of raising.
+    Arguments are those of :func:`logged_two_phase`.
     """
 
     def __init__(
@@ -302,11 +288,7 @@ class MetricCollector(Observer):
             self._rounds.append(self._reported(round_, table, taken, before))
 
     def _reported(
-        self,
-        round_: Round,
-        table: pl.DataFrame,
-        taken: Sequence[BoolArray],
-        before: Sequence[int],
+        self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray], before: Sequence[int]
     ) -> _Reported:
         """Return the replies of a round; ``taken`` are the rows of each step, after so many."""
         index, rows = round_.index, round_.rows

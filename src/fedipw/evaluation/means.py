@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedipw.errors import InputError
 from fedipw.evaluation.phases import inverse_of
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.numerics.checks import check_probability, check_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike
-
-    from fedipw.numerics import BoolArray, FloatArray
 
 _BLOCK = 4096  # rows in memory at a time
 _SCORE_TOL = 1e-5  # of the score equations, over the sum of |Z|
@@ -116,8 +112,6 @@ def _checked(outcome: ArrayLike, Z: ArrayLike, selected: ArrayLike, prob: ArrayL
 
 
 class _Block(NamedTuple):
-    """Some rows."""
-
     Z: FloatArray
     residual: FloatArray  # E - π
     variance: FloatArray  # π (1 - π)

@@ -6,26 +6,21 @@ a ridge penalty (P4): it counts in the information that their coefficients move 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
+from fedipw.calibration import Distance, InverseLogit
 from fedipw.errors import InputError
+from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
 from fedipw.numerics.checks import check_rows
 from fedipw.numerics.logistic import sigmoids
-from fedipw.selection.logistic import block_sums, logistic_fit
-from fedipw.tables.partitions import Block, Blocks, Partitions, sum_over
-
-if TYPE_CHECKING:
-    from fedipw.calibration import Distance, InverseLogit
-    from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
-    from fedipw.selection.logistic import LogisticFit
-    from fedipw.tables.partitions import Frame
-    from fedipw.weighting.balance import Balance
+from fedipw.selection.logistic import LogisticFit, block_sums, logistic_fit
+from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, sum_over
+from fedipw.weighting.balance import Balance
 
 T = TypeVar("T")
 _RANK_TOL = 1e-10  # of eigenvalues of an information, columns scaled to one
@@ -67,8 +62,6 @@ def _refitted(rows: Partitions, frame: Frame, fit: LogisticFit, weights: FloatAr
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reweighted:
-    """Partitions with other row weights."""
-
     inner: Partitions
     weights: FloatArray  # (rows,)
 
@@ -91,13 +84,14 @@ class Without(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EnrollmentPhase(ABC):
+class EnrollmentPhase:
     """Enrollment weights of the n enrolled, and what estimating them explains of a total.
 
     What is given here holds for weights that nobody estimated.
     """
 
     weights: FloatArray  # how many clients of the population each of the enrolled stands for, (n,)
+    population_size: int | None = None  # where the population's clients are known
 
     @property
     def fraction(self) -> FloatArray:
@@ -115,8 +109,12 @@ class EnrollmentPhase(ABC):
 
     def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray | None:
         """Return the sum of squares of (E24), (K,); none where others are not known."""
-        del influence, totals
-        return None
+        del totals
+        if self.population_size is None:
+            return None
+        mean = influence.sum(axis=0) / self.population_size
+        out: FloatArray = (influence**2).sum(axis=0) - self.population_size * mean**2
+        return out
 
     def target_variance(self, totals: FloatArray) -> FloatArray:
         """Return the variance that errors of the population means add, (K,)."""
@@ -133,13 +131,15 @@ class EnrollmentPhase(ABC):
         out: FloatArray = ((left - left.mean(axis=0)) ** 2).sum(axis=0)
         return out
 
-    @abstractmethod
     def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
         """Yield the weights estimated anew without each of ``count`` groups in turn.
 
         ``groups`` (n,) are those of the enrolled, 0 to count - 1; clients that are not enrolled
         are given theirs by ``rng``, so that groups of all units are equally large.
         """
+        del rng
+        for g in range(count):
+            yield Without(self.weights, float((groups != g).mean()))
 
 
 @final
@@ -355,27 +355,11 @@ class CalibratedEnrollment(EnrollmentPhase):
 class KnownEnrollment(EnrollmentPhase):
     """Enrollment weights from outside, 1/probability: nothing was estimated."""
 
-    population_size: int | None = None
     signed: bool = False  # whether weights may be negative, as those of a linear calibration
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.weights) & (self.signed | (self.weights >= 0.0))).all():
             raise InputError("Enrollment weights must be finite and not negative.")
-
-    def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray | None:
-        """Return the sum over all N clients of squares about their mean, (K,)."""
-        del totals
-        if self.population_size is None:
-            return None
-        mean = influence.sum(axis=0) / self.population_size
-        out: FloatArray = (influence**2).sum(axis=0) - self.population_size * mean**2
-        return out
-
-    def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
-        """Yield the weights: nothing is estimated."""
-        del rng
-        for g in range(count):
-            yield Without(self.weights, float((groups != g).mean()))
 
 
 @final

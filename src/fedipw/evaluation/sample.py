@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.evaluation.phases import KnownEnrollment, StepPhase, client_sums
+from fedipw.evaluation.phases import EnrollmentPhase, KnownEnrollment, StepPhase, client_sums
+from fedipw.numerics import FloatArray, IntArray
 from fedipw.numerics.checks import check_probability, check_rows
-
-if TYPE_CHECKING:
-    from fedipw.evaluation.phases import EnrollmentPhase
-    from fedipw.numerics import FloatArray, IntArray
 
 _LAGS = 48  # rounds apart beyond which replies count as unrelated
 _RELATED = 0.02  # of a correlation, below which later lags are not looked at

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedipw.errors import InputError
+from fedipw.evaluation.phases import client_sums
+from fedipw.numerics import CodeArray, FloatArray
 from fedipw.numerics.checks import check_finite, check_positive, check_probability, check_rows
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from fedipw.numerics import CodeArray, FloatArray
 
 _LARGEST = 1e100  # weight of one stage; products of two and their sums stay finite
 
@@ -173,10 +170,9 @@ def sensitivity_bounds(
     (0.333..., 0.5, 0.666...)
     """
     replies = _replies(
-        outcome, enrollment_prob, participation_prob, groups, participation_odds_ratio
-    )
-    if population_size is not None:
-        replies = replace(replies, size=_pooled_size(population_size, rounds))
+        outcome, enrollment_prob, participation_prob, groups, participation_odds_ratio,
+        population_size, rounds,
+    )  # fmt: skip
     return _bounds(replies, odds_ratio)
 
 
@@ -231,10 +227,9 @@ def odds_ratio_at(
     if not math.isfinite(value):
         raise InputError(f"The value to be reached must be finite, not {value!r}.")
     replies = _replies(
-        outcome, enrollment_prob, participation_prob, groups, participation_odds_ratio
-    )
-    if population_size is not None:
-        replies = replace(replies, size=_pooled_size(population_size, rounds))
+        outcome, enrollment_prob, participation_prob, groups, participation_odds_ratio,
+        population_size, rounds,
+    )  # fmt: skip
     bounds = _bounds(replies, 1.0)
     if bounds.low <= value <= bounds.high:
         return 1.0
@@ -255,7 +250,7 @@ class _Replies:
     participation_low: FloatArray  # (m,)
     participation_high: FloatArray  # (m,)
     participation_odds_ratio: float
-    size: float | None = None  # N R for Horvitz–Thompson
+    size: float | None  # N R for Horvitz–Thompson
 
     def least_sums(self, centre: float) -> tuple[FloatArray, FloatArray]:
         """S (E3), (n,), and the participation weights that attain it, (m,).
@@ -268,10 +263,7 @@ class _Replies:
         return self.client_sums(weights * above), weights
 
     def client_sums(self, values: FloatArray) -> FloatArray:
-        """Sums over the rows of each client, (n,)."""
-        n = len(self.enrollment_prob)
-        sums: FloatArray = np.bincount(self.client, weights=values, minlength=n).astype(np.float64)
-        return sums
+        return client_sums(self.client, values, len(self.enrollment_prob))
 
     def mean(self, enrollment: FloatArray, participation: FloatArray) -> float:
         """Weighted mean of the outcomes; about the origin, so that equal ones give themselves."""
@@ -282,16 +274,17 @@ class _Replies:
         return self.origin + float((weights * (self.outcome - self.origin)).sum() / weights.sum())
 
     def mirrored(self) -> _Replies:
-        """The same with outcomes of the other sign."""
         return replace(self, outcome=-self.outcome, origin=-self.origin)
 
 
-def _replies(
+def _replies(  # noqa: PLR0917
     outcome: ArrayLike,
     enrollment_prob: ArrayLike,
     participation_prob: ArrayLike,
     groups: ArrayLike | None,
     participation_odds_ratio: float,
+    population_size: float | None,
+    rounds: int,
 ) -> _Replies:
     y = np.asarray(outcome, dtype=np.float64)
     enrollment = check_probability(enrollment_prob, "enrollment_prob")
@@ -306,6 +299,9 @@ def _replies(
     if groups is not None:
         client, enrollment = _clients(np.asarray(groups), enrollment)
     low, high = _inverse_box(participation, participation_odds_ratio)
+    size = None
+    if population_size is not None:
+        size = check_positive(population_size, "population_size") * check_positive(rounds, "rounds")
     return _Replies(
         outcome=y,
         origin=float(np.median(y)),
@@ -315,6 +311,7 @@ def _replies(
         participation_low=low,
         participation_high=high,
         participation_odds_ratio=participation_odds_ratio,
+        size=size,
     )
 
 
@@ -334,10 +331,6 @@ def _clients(groups: np.ndarray, enrollment_prob: FloatArray) -> tuple[CodeArray
             f"{prob[client[row]]:.6g}). A client enrolls once: give all its rows one probability."
         )
     return client, prob
-
-
-def _pooled_size(population_size: float, rounds: int) -> float:
-    return check_positive(population_size, "population_size") * check_positive(rounds, "rounds")
 
 
 def _inverse_box(prob: FloatArray, odds_ratio: float) -> tuple[FloatArray, FloatArray]:

@@ -7,15 +7,12 @@ serve all distances; ``family`` and two numbers ``low`` and ``high`` choose one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedipw.numerics import CodeArray, FloatArray, IntArray
 from fedipw.numerics.compiled import compiled, exp, log1p_unit, sigmoid
 from fedipw.numerics.threads import over_ranges
-
-if TYPE_CHECKING:
-    from fedipw.numerics import CodeArray, FloatArray, IntArray
 
 CLIPPED, EXPONENTIAL, LOGISTIC = 0, 1, 2
 _BLOCK = 64  # rows whose columns fit in the nearest cache

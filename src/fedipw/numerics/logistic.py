@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit
 
+from fedipw.numerics import FloatArray, LabelArray
 from fedipw.numerics.compiled import compiled, exp, log1p_unit, sigmoid
 from fedipw.numerics.newton import Sums
-
-if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, LabelArray
 
 _BLOCK = 256
 _SERIES, _HUGE = 1e-4, 40.0  # shifts of log odds with a formula of their own

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 
 from fedipw.errors import NotConvergedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fedipw.numerics import FloatArray
+from fedipw.numerics import FloatArray
 
 
 class Sums(NamedTuple):
