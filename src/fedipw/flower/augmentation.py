@@ -50,8 +50,8 @@ class Augmenter:
             self._scale, self._names = balance.scale, balance.names
         if balance.names != self._names:
             raise InputError(
-                f"The balance columns changed from {len(self._names)} to {len(balance.names)} while "
-                "training: begin with an empty ledger."
+                f"The balance columns changed from {len(self._names)} to {len(balance.names)}: "
+                "begin with an empty ledger."
             )
         names = [k for k, array in sent.arrays.items() if array.dtype.kind == "f"]
         total = sum(sent.arrays[name].size for name in names)
@@ -72,8 +72,7 @@ class Augmenter:
         for name in names:
             model = sent.arrays[name]
             views = [sent.layouts[name].view(record[name]) for record in records]
-            made = np.empty(model.size, dtype=self._rule.cross.dtype)
-            _add(here, clipped, views, model, first, made)
+            made = _added(here, first, clipped, views, model)
             out[name] = made.reshape(model.shape).astype(model.dtype, copy=False)
             first += model.size
         here.close()
@@ -101,18 +100,20 @@ class Augmenter:
         self._rule.restore(state["rule"])
 
 
-def _add(
+def _added(
     here: RegressionRound,
+    first: int,
     weights: FloatArray,
     replies: Sequence[NDArray[Any]],
     model: NDArray[Any],
-    first: int,
-    out: NDArray[Any],
-) -> None:
-    """Write an array's correction to ``out`` and learn from the replies, piece by piece."""
-    flat = [reply.reshape(-1) for reply in replies]
-    base, dtype = model.reshape(-1), out.dtype
-    rows = weights.astype(dtype)
+) -> NDArray[Any]:
+    """Return the correction of an array, whose parameters begin at ``first``, and learn from it.
+
+    ``weights`` (q + 1, m) are of the updates of the replies.
+    """
+    flat, base = [reply.reshape(-1) for reply in replies], model.reshape(-1)
+    dtype = here.rule.cross.dtype
+    out, rows = np.empty(len(base), dtype=dtype), weights.astype(dtype)
 
     def work(start: int, stop: int) -> None:
         moved = np.empty((len(flat), _PIECE), dtype=dtype)
@@ -126,6 +127,7 @@ def _add(
 
     count = -(-len(base) // _PIECE)
     over_ranges(count, work, work=float(len(base) * len(flat) * len(rows)))
+    return out
 
 
 def _pieces(first: int, last: int) -> Iterator[slice]:

@@ -80,8 +80,9 @@ def summed_replies(
        - \Big(\sum_{i \in S} w_i c_i\Big) \theta
        = \theta + \sum_{i \in S} w_i c_i \Delta_i \qquad (O8)
 
-    before any step of the strategy's own, and no update is changed, clipped or not. ``shift``, noise
-    or the correction of a regression, is added to the first of the two. Their metrics keep the averages of metrics those of the replies by w.
+    before any step of the strategy's own, and no update is changed, clipped or not. ``shift``,
+    noise or the correction of a regression, is added to the first of the two. Their metrics keep
+    the averages of metrics those of the replies by w.
     """
     messages = weighted_replies(replies, key)
     for message in messages:
