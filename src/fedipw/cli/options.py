@@ -143,7 +143,9 @@ class WeightOptions(ModelOptions):
 
     method: Annotated[
         str | None,
-        Option("--scheme", help="Method; fedipw, or calibrated-quadratic with --targets."),
+        Option(
+            "--scheme", help="Method; fedipw-hajek, or calibrated-entropy-hajek with --targets."
+        ),
     ] = None
     fit: Annotated[
         FitName,

@@ -44,11 +44,16 @@ class RunConfig:
         population_size: float | None,
         covariates: Sequence[str] | None,
         settings: Settings,
+        augment: bool = True,
     ) -> Self:
-        """Return the configuration, its tables read and checked."""
+        """Return the configuration, its tables read and checked.
+
+        ``augment`` is whether the default method may keep sums of updates.
+        """
         who = _population(population, enrolled, targets, population_size, settings.enrollment)
         columns = _asked(settings.participation, covariates, who.clients.schema.names())
-        plan, stage = settings.plan(who), settings.stage(who, later=columns)
+        plan = settings.plan(who, training=augment)
+        stage = settings.stage(who, later=columns)
         shared = {
             "scheme": plan.method.name, "enrollment": settings.enrollment,
             "participation": settings.participation, "availability": settings.availability,

@@ -68,8 +68,8 @@ class FedIPW(Strategy):
     covariates
         The covariates to ask for, where the formula does not name them all.
     scheme
-        The method; by default ``fedipw`` for a population table, ``calibrated-quadratic`` for
-        totals.
+        The method; by default ``augmented`` for a population table, ``augmented-online`` for
+        totals; with noise ``fedipw-hajek`` and ``calibrated-entropy-hajek``.
     trim
         Cut weights at this multiple of a round's mean.
     screen
@@ -106,7 +106,7 @@ class FedIPW(Strategy):
     ... )
     >>> for line in strategy.config.lines():
     ...     print(line)
-    fedipw; 3 enrolled clients of 6
+    augmented; 3 enrolled clients of 6
     availability ~ ., reply ~ age + battery
     asked before every round: battery
 
@@ -144,7 +144,7 @@ class FedIPW(Strategy):
         self.screen = Screen() if screen is None else screen
         self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
-            population_size=population_size, covariates=covariates,
+            population_size=population_size, covariates=covariates, augment=noise is None,
             settings=Settings(
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,

@@ -89,6 +89,7 @@ METHODS: Mapping[str, Method] = {
         _preset("calibrated-logit", "participation", "logit"),
         _preset("calibrated-inverse-logit", "participation", "inverse-logit"),
         _preset("calibrated-noise-aware", "participation", "noise-aware"),
+        _preset("calibrated-rich", "participation", "rich-inverse-logit"),
         _preset("greg", "inclusion", "greg"),
         _preset("greg-nonnegative", "inclusion", "greg-nonnegative"),
         _preset("efficient", "participation", "rich-inverse-logit", "memory"),
@@ -120,9 +121,20 @@ RULES: tuple[str, ...] = (
 )  # fmt: skip
 
 
-def default_method(*, everyone: bool) -> str:
-    """Return the method used where none is named."""
-    return "fedipw" if everyone else "calibrated-quadratic"
+def default_method(*, everyone: bool, training: bool = False) -> str:
+    """Return the method used where none is named, by what is known and what it is for.
+
+    ``everyone`` is whether the clients that are not enrolled are known; ``training`` whether
+    updates are at hand to be augmented. All are self-normalised; benchmarks.regimes chose them.
+
+    >>> default_method(everyone=True), default_method(everyone=True, training=True)
+    ('fedipw-hajek', 'augmented')
+    >>> default_method(everyone=False), default_method(everyone=False, training=True)
+    ('calibrated-entropy-hajek', 'augmented-online')
+    """
+    if training:
+        return "augmented" if everyone else "augmented-online"
+    return "fedipw-hajek" if everyone else "calibrated-entropy-hajek"
 
 
 def method_named(name: str) -> Method:

@@ -32,7 +32,7 @@ class Settings:
     ----------
     method
         A name or a combination of choices (:func:`fedipw.weighting.methods.method_named`);
-        ``fedipw`` with a population table, ``calibrated-quadratic`` with totals.
+        :func:`~fedipw.weighting.methods.default_method` where none is named.
     enrollment, participation, availability
         Formulas; ``.`` is every covariate a stage may use.
     history
@@ -90,9 +90,13 @@ class Settings:
                 "--folds and --score-calibration."
             )
 
-    def plan(self, population: Population) -> Plan:
-        """Return how rounds of a population are turned into weights."""
-        name = self.method or default_method(everyone=population.targets is None)
+    def plan(self, population: Population, *, training: bool = False) -> Plan:
+        """Return how rounds of a population are turned into weights.
+
+        ``training`` is whether updates are at hand, for methods that augment.
+        """
+        everyone = population.targets is None
+        name = self.method or default_method(everyone=everyone, training=training)
         return Plan(
             method=method_named(name).trimmed(self.trim),
             formulas=Formulas(
