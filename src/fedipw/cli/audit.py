@@ -25,6 +25,7 @@ from fedipw.cli.options import (
     PopulationSize,
     PopulationTable,
     RefitEvery,
+    Scheduler,
     SchemeName,
     ScoreCalibrationName,
     Strict,
@@ -35,6 +36,7 @@ from fedipw.cli.options import (
     check_probabilities,
     coded_stage,
     given_population,
+    scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.errors import InputError, PositivityError
@@ -85,6 +87,7 @@ def audit(
         int, typer.Option(help="Parts with fewer clients or rows are not shown.")
     ] = 10,
     strict: Strict = None,
+    scheduler: Scheduler = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="File for the same numbers as JSON.")
     ] = None,
@@ -126,6 +129,7 @@ def audit(
         availability=availability, history=history, fit=participation_fit.value, window=window,
         refit_every=refit_every, day_length=day_length, classifier=classifier, folds=folds,
         score_calibration=score_calibration, missing=missing.value, lump_below=lump_below,
+        client=ctx.with_resource(scheduled(scheduler)),
     )  # fmt: skip
     ledger = None if rounds is None else Ledger(rounds)
     if ledger is not None:

@@ -26,11 +26,13 @@ from fedipw.cli.options import (
     PopulationTable,
     Ridge,
     Rounds,
+    Scheduler,
     ScoreCalibrationName,
     TargetsTable,
     check_inputs_kept,
     coded_stage,
     given_population,
+    scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
@@ -45,6 +47,7 @@ _SHORT = {"horvitz-thompson": "HT"}
 
 
 def evaluate(
+    ctx: typer.Context,
     metrics: Annotated[Path, typer.Option(help="unit_id, round, value and perhaps n.")],
     rounds: Rounds,
     population: PopulationTable = None,
@@ -86,6 +89,7 @@ def evaluate(
     folds: Folds = None,
     score_calibration: ScoreCalibrationName = None,
     l2: Ridge = 0.0,
+    scheduler: Scheduler = None,
     out: Annotated[Path | None, typer.Option(help="Table of estimates; .csv or .parquet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -119,7 +123,7 @@ def evaluate(
         method=scheme, enrollment=enrollment, participation=participation,
         availability=availability, history=history, fit="pooled", day_length=day_length,
         classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
-        missing=missing.value,
+        missing=missing.value, client=ctx.with_resource(scheduled(scheduler)),
     )  # fmt: skip
     plan = settings.plan(who)
     stage = coded_stage(settings, who, ledger)

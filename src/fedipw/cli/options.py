@@ -92,6 +92,9 @@ ScoreCalibrationName = Annotated[
     str | None, typer.Option(help="Calibration of a classifier's scores: platt or isotonic.")
 ]
 Ridge = Annotated[float, typer.Option(help="Ridge penalty on coefficients.")]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Dask scheduler for the fits, tcp://host:port.")
+]
 
 
 def given_population(

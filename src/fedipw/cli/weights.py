@@ -32,6 +32,7 @@ from fedipw.cli.options import (
     RefitEvery,
     Ridge,
     Rounds,
+    Scheduler,
     SchemeName,
     ScoreCalibrationName,
     Strict,
@@ -89,9 +90,7 @@ def weights(
     models: Annotated[
         Path | None, typer.Option(help="Directory of saved models to use instead of fitting.")
     ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
-    ] = None,
+    scheduler: Scheduler = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.

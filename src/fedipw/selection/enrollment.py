@@ -8,10 +8,11 @@ columns to calibrate on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from functools import cached_property, partial
+from operator import add
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 import polars as pl
@@ -28,7 +29,7 @@ from fedipw.selection.saved import StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.design import Design, bound_design
 from fedipw.tables.formula import term_matrix, term_of
-from fedipw.tables.partitions import Block, Partitions
+from fedipw.tables.partitions import Block, Changed, Partitions
 from fedipw.tables.population import Members, Population, ReferenceSample
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from fedipw.numerics import BoolArray, FloatArray, IntArray
 
-T = TypeVar("T")
 PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
 CLIENTS_PER_MOMENT = 25  # enrolled clients behind each moment of a rich balance map
 
@@ -451,9 +451,26 @@ def relabelled(coded: CodedTable, present: BoolArray, known: BoolArray) -> Parti
 
     ``known`` (n,) are the members with all values, those that have a row.
     """
-    if present[known].all():
+    inside = present[known]
+    if inside.all():
         return coded.partitions
-    return _Relabelled.of(coded.partitions, present[known])
+    before, total = {}, 0  # members before a block, by its first row
+    for start, members in coded.partitions.reduced(_members_in, add):
+        before[start], total = total, total + members
+    if total != len(inside):
+        raise InputError(f"{total} members among the rows, {len(inside)} in the table.")
+    return Changed(coded.partitions, partial(_labelled, present=inside, before=before))
+
+
+def _members_in(block: Block) -> list[tuple[int, int]]:
+    return [(block.start, int(np.count_nonzero(block.labels)))]
+
+
+def _labelled(block: Block, present: BoolArray, before: Mapping[int, int]) -> Block:
+    labels, first = block.labels.copy(), before[block.start]
+    ones = np.flatnonzero(labels)
+    labels[ones] = present[first : first + len(ones)]
+    return block._replace(labels=labels)
 
 
 def _no_prob(error: FedIPWError) -> str:
@@ -504,47 +521,6 @@ def rich_design(coded: CodedTable, enrolled: int) -> Design:
         if len(design.terms) <= room:
             break
     return design
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Relabelled:
-    """The rows of a population with other members enrolled."""
-
-    inner: Partitions
-    present: BoolArray  # of the members among the rows, in their order
-    before: dict[int, int]  # members before a block, by its first row
-
-    @classmethod
-    def of(cls, inner: Partitions, present: BoolArray) -> _Relabelled:
-        counts = inner.reduced(_members_in, _appended)
-        before, total = {}, 0
-        for start, members in counts:
-            before[start], total = total, total + members
-        if total != len(present):
-            raise InputError(f"{total} members among the rows, {len(present)} in the table.")
-        return cls(inner, present, before)
-
-    @property
-    def rows(self) -> int:
-        return self.inner.rows
-
-    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
-        return self.inner.reduced(lambda block: function(self._now(block)), combine)
-
-    def _now(self, block: Block) -> Block:
-        labels, first = block.labels.copy(), self.before[block.start]
-        ones = np.flatnonzero(labels)
-        labels[ones] = self.present[first : first + len(ones)]
-        return block._replace(labels=labels)
-
-
-def _members_in(block: Block) -> list[tuple[int, int]]:
-    return [(block.start, int(np.count_nonzero(block.labels)))]
-
-
-def _appended(a: list[Any], b: list[Any]) -> list[Any]:
-    return a + b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,7 +24,7 @@ from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.logistic import ColumnSums, column_sums, sigmoids
 from fedipw.numerics.newton import NewtonResult, NewtonStatus, Sums, newton_minimum
 from fedipw.selection.separation import separating_columns
-from fedipw.tables.partitions import Block, Blocks, Frame, Framed, Partitions, frame_of, sum_over
+from fedipw.tables.partitions import Block, Blocks, Changed, Frame, Partitions, frame_of, sum_over
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -211,7 +211,7 @@ def logistic_fit(
     q = len(names)
     if frame is None:
         frame = frame_of(partitions, q)
-        partitions = Framed(partitions, frame)
+        partitions = Changed(partitions, frame.block)
     run = _Run(partitions, l2 / frame.scale**2)
     point = run.rate_only(q) if start is None else run.likelier(_into(frame, start))
     everything = np.ones(q + 1, dtype=np.bool_)

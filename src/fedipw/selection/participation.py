@@ -78,6 +78,7 @@ class ParticipationSettings:
     per_coefficient: float = 10.0
     estimator: Estimator = field(default_factory=Newton)
     day_length: float = 24.0  # rounds in a day, for the clock columns
+    client: Any = None  # a distributed.Client whose workers form the sums over rounds
 
     def __post_init__(self) -> None:
         if self.refit_every < 1:
@@ -188,13 +189,14 @@ class Participation:
         lacking = [s.name for s in steps if models is not None and s.name not in known]
         if lacking:
             raise InputError(f"There is no saved model of {some(lacking)}.")
-        standardised = self.settings.estimator.standardises
-        make = store or (
-            lambda _: BlockStore(members.size, standardised=standardised, scratch=scratch)
+        standardised, client = self.settings.estimator.standardises, self.settings.client
+        self._make: StoreMaker = store or (
+            lambda _: BlockStore(
+                members.size, standardised=standardised, scratch=scratch, client=client
+            )
         )
-        self._make: StoreMaker = make
         coders = [Coder(step, members) for step in steps]
-        self.steps = tuple(StepLearner(coder, self.settings, make(coder)) for coder in coders)
+        self.steps = tuple(StepLearner(coder, self.settings, self._make(coder)) for coder in coders)
         wanted = {name for step in steps for name in step.design.columns}
         self._history = _History(members.size, frozenset(wanted), self.settings.day_length)
         self.rounds = 0  # closed

@@ -1,4 +1,4 @@
-"""Where coded rows of closed rounds lie: in blocks of memory or scratch, or as a panel.
+"""Where coded rows of closed rounds lie: in blocks, here or on a cluster too, or as a panel.
 
 A panel holds rounds of the same clients. What does not change of a client is kept once, and sums
 over rounds are formed per client first: row (i, r) has log odds u = z_i'beta_z + x_ir'beta_x, so
@@ -19,6 +19,7 @@ from fedipw.numerics.compiled import compiled, exp
 from fedipw.numerics.logistic import ColumnSums
 from fedipw.numerics.threads import over_ranges
 from fedipw.selection.logistic import Counts
+from fedipw.tables.cluster import WorkerCopies
 from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_block
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class RowStore(Protocol):
 
 @final
 class BlockStore:
-    """Rows in blocks, in memory and beyond a budget in a scratch file.
+    """Rows in blocks, in memory and beyond a budget in a scratch file; sums formed on a cluster.
 
     Parameters
     ----------
@@ -85,16 +86,29 @@ class BlockStore:
         Whether columns are changed to about mean 0 and deviation 1, by those of the first rows.
     scratch
         Directory for blocks beyond 256 MiB.
+    client
+        A ``distributed.Client`` whose workers get a copy of each block and form the sums
+        (:class:`~fedipw.tables.cluster.WorkerCopies`).
     """
 
     def __init__(
-        self, members: int, *, standardised: bool = True, scratch: Path | None = None
+        self,
+        members: int,
+        *,
+        standardised: bool = True,
+        scratch: Path | None = None,
+        client: Any = None,
     ) -> None:
         self.frame: Frame | None = None
-        self.blocks, self._scratch = Blocks(directory=scratch), scratch
         self._members, self._standardised = members, standardised
+        self._scratch, self._client = scratch, client
+        self.blocks = self._empty()
         self._edges = [0]  # of rounds in the blocks
         self._clients: list[IntArray] = []  # of each round
+
+    def _empty(self) -> Blocks:
+        copies = None if self._client is None else WorkerCopies(self._client)
+        return Blocks(directory=self._scratch, copies=copies)
 
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round; ``columns`` are changed in place."""
@@ -148,7 +162,7 @@ class BlockStore:
         self.frame = (
             None if named is None else Frame(np.array(named["centre"]), np.array(named["scale"]))
         )
-        self.blocks, self._edges, self._clients = Blocks(directory=self._scratch), [0], []
+        self.blocks, self._edges, self._clients = self._empty(), [0], []
         for k in range(len(state["rounds"])):
             saved = state["rounds"][str(k)]
             columns, labels = np.array(saved["columns"]), np.array(saved["labels"])
