@@ -105,7 +105,6 @@ class ScoreMap(Protocol):
 
     def prob(self, score: FloatArray) -> FloatArray:
         """Return the probabilities of these scores, (m,)."""
-        ...
 
 
 class ScoreCalibration(Protocol):
@@ -113,7 +112,6 @@ class ScoreCalibration(Protocol):
 
     def fitted(self, score: FloatArray, selected: BoolArray) -> ScoreMap:
         """Return the map learnt from scores (m,) of rows that did not train the classifier."""
-        ...
 
 
 @final
@@ -386,12 +384,10 @@ class Fit(Protocol):
     @property
     def constant(self) -> tuple[str, ...]:
         """Columns that never varied in the rows it was learnt from, where that is known."""
-        ...
 
     @property
     def cross_fitted(self) -> bool:
         """Whether clients that it has seen get a model that did not see them."""
-        ...
 
     def prob(self, columns: FloatArray, clients: IntArray | None = None) -> FloatArray:
         """Return the probability of rows that lie by column, (q, m) to (m,).
@@ -399,7 +395,6 @@ class Fit(Protocol):
         ``clients`` (m,) are those the rows belong to, where the fit has seen them: a cross-fitted
         one answers with a model that did not.
         """
-        ...
 
 
 @final
@@ -460,13 +455,11 @@ class Estimator(Protocol):
     @property
     def standardises(self) -> bool:
         """Whether columns are stored with about mean 0 and deviation 1."""
-        ...
 
     def fitted(
         self, rows: StoredRows, names: Sequence[str], start: FloatArray | None = None
     ) -> Fit:
         """Return the fit; ``start`` (q + 1,) is a point near it, for those that can use one."""
-        ...
 
 
 @final

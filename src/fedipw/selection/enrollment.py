@@ -81,38 +81,30 @@ class EnrollmentStage(Protocol):
     @property
     def members(self) -> Members:
         """Everybody who is enrolled at some time."""
-        ...
 
     @property
     def size(self) -> float | None:
         """Clients of the population that take part, N; none if unknown."""
-        ...
 
     @property
     def formula(self) -> str:
         """What it rests on, for people."""
-        ...
 
     @property
     def coded(self) -> CodedTable | None:
         """The population's rows, where everybody is listed."""
-        ...
 
     def require(self, needs: Needs) -> None:
         """Raise if a method needs more than is known."""
-        ...
 
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return probabilities when these members are enrolled, (n,)."""
-        ...
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return balance columns, ``main`` or as rich as the enrolled allow."""
-        ...
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out; none if that is not known."""
-        ...
 
 
 def enrollment_stage(

@@ -189,7 +189,9 @@ class Participation:
         lacking = [s.name for s in steps if models is not None and s.name not in known]
         if lacking:
             raise InputError(f"There is no saved model of {some(lacking)}.")
-        standardised, client = self.settings.estimator.standardises, self.settings.client
+        standardised = self.settings.estimator.standardises
+        # a classifier takes all rows here: there are no sums to form elsewhere
+        client = self.settings.client if standardised else None
         self._make: StoreMaker = store or (
             lambda _: BlockStore(
                 members.size, standardised=standardised, scratch=scratch, client=client

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.compiled import compiled, exp
 from fedipw.numerics.logistic import ColumnSums
 from fedipw.numerics.threads import over_ranges
+from fedipw.selection.classifiers import client_folds
 from fedipw.selection.logistic import Counts
 from fedipw.tables.cluster import WorkerCopies
 from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_block
@@ -38,15 +40,12 @@ class StoredRows(Partitions, Protocol):
     @property
     def frame(self) -> Frame:
         """The change of columns the rows have gone through."""
-        ...
 
     def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
         """Draw the fold of each client from 0, by its number; -1 for those without rows."""
-        ...
 
     def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
         """Return all rows as they were given, (m, q), their labels and clients, (m,) each."""
-        ...
 
 
 class RowStore(Protocol):
@@ -55,23 +54,18 @@ class RowStore(Protocol):
     @property
     def frame(self) -> Frame | None:
         """The change of columns, known from the first row on."""
-        ...
 
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round: (q, m), (m,) and (m,)."""
-        ...
 
     def rounds(self, first: int, last: int) -> StoredRows:
         """Return the rows of rounds ``first`` up to ``last``, counted from 0, without it."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return all rows as arrays."""
-        ...
 
     def restore(self, state: Any) -> None:
         """Put saved rows back."""
-        ...
 
 
 @final
@@ -113,7 +107,7 @@ class BlockStore:
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round; ``columns`` are changed in place."""
         if self.frame is None and columns.shape[1]:
-            self.frame = Frame.of(columns) if self._standardised else _unchanged(len(columns))
+            self.frame = Frame.of(columns) if self._standardised else Frame.unchanged(len(columns))
         if self.frame is not None and self._standardised:
             columns = self.frame.standard(columns)
         self._keep(columns, labels, clients.astype(np.int32))
@@ -126,12 +120,12 @@ class BlockStore:
         self._edges.append(len(self.blocks))
         self._clients.append(clients)
 
-    def rounds(self, first: int, last: int) -> BlockRows:
+    def rounds(self, first: int, last: int) -> CodedRows:
         """Return the rows of some rounds, none of them copied."""
         if self.frame is None:
             raise InputError("There are no rows to fit on.")
         part = self.blocks.part(self._edges[first], self._edges[last])
-        return BlockRows(part, self.frame, self._clients[first:last], self._members)
+        return CodedRows(part, self.frame, self._clients[first:last], self._members)
 
     @property
     def row_clients(self) -> IntArray:
@@ -171,34 +165,51 @@ class BlockStore:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockRows:
-    """Rows of some rounds in blocks."""
+class CodedRows:
+    """Rows in partitions as an estimator takes them: of some rounds, or of a table.
 
-    blocks: Blocks
+    Rows of rounds belong to ``members`` clients, given round by round. Each row of a table is a
+    client of its own.
+    """
+
+    inner: Partitions
     frame: Frame
-    by_round: Sequence[IntArray]
-    members: int
+    by_round: Sequence[IntArray] | None = None
+    members: int = 0
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return self.blocks.rows
-
-    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
-        """Draw the fold of each member, (n,)."""
-        return _drawn_folds(np.arange(self.members), self.members, folds, rng)
+        return self.inner.rows
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in order."""
-        return self.blocks.reduced(function, combine)
+        return self.inner.reduced(function, combine)
 
     def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
         """Return all rows in memory, (m, q), their labels and clients."""
-        blocks = list(self.blocks)
-        X = np.concatenate([b.columns.T for b in blocks])
-        labels = np.concatenate([b.labels for b in blocks]).astype(np.bool_)
+        X = np.concatenate(self.inner.reduced(_block_rows, add))
         X = X * self.frame.scale + self.frame.centre
-        return X, labels, np.concatenate(list(self.by_round)).astype(np.int64)
+        clients = np.arange(len(X)) if self.by_round is None else np.concatenate(self.by_round)
+        return X, self._labels(), clients.astype(np.int64)
+
+    def _labels(self) -> BoolArray:
+        return np.concatenate(self.inner.reduced(_block_labels, add))
+
+    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
+        """Draw the fold of each client; in a table with about the same share enrolled in each."""
+        if self.by_round is not None:
+            return _drawn_folds(np.arange(self.members), self.members, folds, rng)
+        labels = self._labels()
+        return client_folds(labels, np.arange(len(labels)), folds=folds, rng=rng)
+
+
+def _block_rows(block: Block) -> list[FloatArray]:
+    return [block.columns.T.copy()]  # a block from a scratch file lasts until the next is read
+
+
+def _block_labels(block: Block) -> list[BoolArray]:
+    return [block.labels.astype(np.bool_)]
 
 
 def _drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Generator) -> IntArray:
@@ -208,10 +219,6 @@ def _drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Gen
     out = np.full(members, -1)
     out[np.sort(clients)] = rng.permutation(len(clients)) % folds  # whatever order rows come in
     return out
-
-
-def _unchanged(columns: int) -> Frame:
-    return Frame(np.zeros(columns), np.ones(columns))
 
 
 @final
@@ -267,7 +274,7 @@ class PanelStore:
 
     def _begin(self, varying: FloatArray, clients: IntArray) -> None:
         whole = self.whole(varying, clients)
-        self.frame = Frame.of(whole) if self._standardised else _unchanged(len(whole))
+        self.frame = Frame.of(whole) if self._standardised else Frame.unchanged(len(whole))
         self._clients = np.array(clients)
         self._fix()
         self._varying = np.empty((0, len(varying), len(clients)))

@@ -186,7 +186,7 @@ def _fit_of(saved: Mapping[str, Any]) -> LogisticFit:
         names=names,
         coefficients=coefficients,
         intercept=float(saved["intercept"]),
-        frame=Frame(np.zeros(len(names)), np.ones(len(names))),
+        frame=Frame.unchanged(len(names)),
         saved_covariance=covariance,
         constant=tuple(saved["constant"]),
         collinear=tuple(saved["collinear"]),

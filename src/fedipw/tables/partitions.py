@@ -57,11 +57,9 @@ class Partitions(Protocol):
     @property
     def rows(self) -> int:
         """Number of rows in all blocks."""
-        ...
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in order."""
-        ...
 
 
 def sum_over(partitions: Partitions, function: Callable[[Block], T]) -> T:
@@ -245,10 +243,15 @@ class Frame:
     scale: FloatArray  # (q,)
 
     @classmethod
+    def unchanged(cls, columns: int) -> Frame:
+        """Return the frame that leaves columns as they are."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    @classmethod
     def of(cls, columns: FloatArray, weights: FloatArray | None = None) -> Frame:
         """Return mean and standard deviation of columns (q, m); 1 where a column hardly varies."""
         if columns.shape[1] == 0 or (weights is not None and not weights.any()):
-            return cls(np.zeros(len(columns)), np.ones(len(columns)))
+            return cls.unchanged(len(columns))
         share = np.full(columns.shape[1], 1.0) if weights is None else weights
         share = share / share.sum()
         centre = columns @ share
@@ -305,7 +308,7 @@ def _then(change: Callable[[Block], Block], function: Callable[[Block], T], bloc
 def frame_of(partitions: Partitions, q: int) -> Frame:
     """Return mean and deviation of the columns, by one pass; 1 where a column hardly varies."""
     if q == 0:
-        return Frame(np.zeros(0), np.ones(0))
+        return Frame.unchanged(0)
     found = sum_over(partitions, _block_spread)
     scale = np.sqrt(found.square / found.weight)
     return Frame(found.mean, np.where(scale > 1e-12 * found.largest, scale, 1.0))
