@@ -71,6 +71,18 @@ class DesignRows:
     missing: Mapping[str, int]  # rows taken as missing, by column
     unseen: Mapping[str, tuple[str, ...]]  # levels the design does not know, by column
 
+    @property
+    def known(self) -> BoolArray:
+        """Which rows of the table these are."""
+        everything = np.ones(self.columns.shape[1], dtype=np.bool_)
+        return everything if self.kept is None else self.kept
+
+    def matrix(self) -> FloatArray:
+        """Return the columns of all rows of the table, (n, q); 0 where a row was left out."""
+        out = np.zeros((len(self.known), len(self.columns)))
+        out[self.known] = self.columns.T
+        return out
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:

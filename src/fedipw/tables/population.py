@@ -313,11 +313,10 @@ def _design_means(
     """Return the means of design columns over a table, with errors if it is a weighted sample."""
     total, mass, done = np.zeros(len(design.terms)), 0, 0
     if weights is not None:
-        columns = design.rows(table.collect(table.scan().select(design.columns)), table.name)
-        chosen = weights if columns.kept is None else weights[columns.kept]
-        share = chosen / chosen.sum()
-        mean = columns.columns @ share
-        se: FloatArray = np.sqrt((columns.columns - mean[:, None]) ** 2 @ share**2)
+        rows = design.rows(table.collect(table.scan().select(design.columns)), table.name)
+        share = weights[rows.known] / weights[rows.known].sum()
+        mean = rows.columns @ share
+        se: FloatArray = np.sqrt((rows.columns - mean[:, None]) ** 2 @ share**2)
         return mean, se
     for batch in table.batches(design.columns):
         coded = design.rows(batch, f"{table.name} from row {done + 1}")
