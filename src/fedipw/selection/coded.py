@@ -257,7 +257,7 @@ def _first_point(sample: Block, frame: Frame, names: Sequence[str]) -> FloatArra
         found = logistic_fit(blocks, names, frame=frame, max_iter=25)
     except FedIPWError:
         return None  # one class only, or the like: the fit on all rows will tell
-    return np.append(found.coefficients, found.intercept) if found.converged else None
+    return found.point if found.converged else None
 
 
 def known_before_enrollment(table: Table, names: Sequence[str]) -> None:

@@ -213,7 +213,7 @@ def logistic_fit(
         frame = frame_of(partitions, q)
         partitions = Changed(partitions, frame.block)
     run = _Run(partitions, l2 / frame.scale**2)
-    point = run.rate_only(q) if start is None else run.likelier(_into(frame, start))
+    point = run.rate_only(q) if start is None else run.likelier(frame.matrix() @ start)
     everything = np.ones(q + 1, dtype=np.bool_)
     if start is not None:
         near = run.one_step(point, decrement_tol)
@@ -425,12 +425,6 @@ def _all_independent(gram: FloatArray) -> bool:
     around = square - factor[1:, 0] ** 2
     own = np.diag(factor)[1:] ** 2
     return bool((around > RANK_TOL * square).all() and (own > RANK_TOL * around).all())
-
-
-def _into(frame: Frame, start: FloatArray) -> FloatArray:
-    """Return coefficients, intercept last, for columns in a frame."""
-    inside: FloatArray = frame.matrix() @ start
-    return inside
 
 
 def _result(

@@ -86,6 +86,10 @@ class ParticipationSettings:
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
 
+    def first(self, past: int) -> int:
+        """Return the first of the rounds to fit on, counted from 0, after this many."""
+        return 0 if self.last is None else max(0, past - self.last)
+
     def due(self, past: int, fitted_on: int) -> bool:
         """Return whether a round with this many before it asks for a new fit."""
         return past <= self.refit_every or past - fitted_on >= self.refit_every
@@ -350,8 +354,7 @@ class Participation:
         return Rate(1.0) if model is None else model.fit
 
     def _past(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
-        last = self.rounds
-        first = 0 if self.settings.last is None else max(0, last - self.settings.last)
+        first, last = self.settings.first(self.rounds), self.rounds
         rate = learner.rate(first, last)
         if rate is None:  # no past to learn from
             return self._round_rate(learner, replied), Source.ROUND_RATE
@@ -400,8 +403,7 @@ class Participation:
             return None
         if learner.fit is not None:
             return learner.fit, Source.MODEL
-        last = self.settings.last
-        rate = learner.rate(0 if last is None else max(0, self.rounds - last), self.rounds)
+        rate = learner.rate(self.settings.first(self.rounds), self.rounds)
         return None if rate is None else (Rate(rate), Source.PAST_RATE)
 
     def _note_unvaried(self, fit: Fit, names: Sequence[str], columns: FloatArray) -> None:
@@ -665,7 +667,7 @@ class StepLearner:
         fit, frame = self.fit, self.store.frame
         if not isinstance(fit, LogisticFit) or frame is None:
             return None
-        point = np.append(fit.coefficients, fit.intercept)
+        point = fit.point
         moves = first == self.fitted_from == 0 and last > self.fitted_on
         if not moves or fit.information is None or self.settings.window is not Window.PAST:
             return point
