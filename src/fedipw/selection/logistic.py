@@ -54,16 +54,16 @@ class LogisticFit:
     saved_covariance: FloatArray | None = None  # (q + 1, q + 1)
     constant: tuple[str, ...]  # columns that never varied: coefficient 0
     collinear: tuple[str, ...]  # columns that follow from those before them: coefficient 0
-    separating: tuple[str, ...]  # columns that part the classes: no maximum exists
-    rows: int
-    total_weight: float
-    selected: float  # weight of rows with label 1
-    log_likelihood: float
+    separating: tuple[str, ...] = ()  # columns that part the classes: no maximum exists
     l2: float
-    iterations: int
-    passes: int  # over all rows
-    gradient_norm: float
-    status: NewtonStatus
+    rows: int = 0
+    total_weight: float = 0.0
+    selected: float = 0.0  # weight of rows with label 1
+    log_likelihood: float = np.nan
+    iterations: int = 0
+    passes: int = 0  # over all rows
+    gradient_norm: float = 0.0
+    status: NewtonStatus = NewtonStatus.CONVERGED
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -136,9 +136,7 @@ class LogisticFit:
             names=names, frame=frame, coefficients=np.array(state["coefficients"]),
             intercept=float(state["intercept"]), l2=float(state["l2"]),
             information=None if information is None else np.array(information),
-            constant=tuple(state["constant"]), collinear=tuple(state["collinear"]), separating=(),
-            rows=0, total_weight=0.0, selected=0.0, log_likelihood=np.nan, iterations=0, passes=0,
-            gradient_norm=0.0, status=NewtonStatus.CONVERGED,
+            constant=tuple(state["constant"]), collinear=tuple(state["collinear"]),
         )  # fmt: skip
 
     def informed_by(self, rows: Partitions) -> LogisticFit:

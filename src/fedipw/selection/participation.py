@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -463,7 +464,7 @@ def panel(estimator: Estimator) -> StoreMaker:
     """Return a maker of panels: rounds list the same clients, each with all its values."""
 
     def make(coder: Coder) -> RowStore:
-        static = coder.static()
+        static = coder.static
         if static is None or static[1] is not None:
             raise InputError("A panel needs all values of every client.")
         return PanelStore(
@@ -492,36 +493,31 @@ class Coder:
         self._crossed = [c for c in self._varying.columns if c in own]  # with columns of the round
         plain = all(len(t.factors) == 1 and t.factors[0].is_plain for t in self._varying.terms)
         self._plain = [t.factors[0].column for t in self._varying.terms] if plain else None
-        self._static: tuple[FloatArray, BoolArray | None] | None = None
-        if not len(self.static_at):
-            self._static = np.empty((0, members.size)), None
-        self._each_round = False  # whether the table of clients has to be coded round by round
 
+    @cached_property
     def static(self) -> tuple[FloatArray, BoolArray | None] | None:
-        """Return the columns that do not change, (q_z, N), and who has all values; all if none.
+        """Columns that do not change, (q_z, N), and who has all values; all if none.
 
         None where somebody has a value the design cannot code: whether that matters shows when a
         round lists them.
         """
-        if self._static is None and not self._each_round:
-            try:
-                coded = self._fixed.rows(self.members.frame, "enrolled clients")
-            except InputError:
-                self._each_round = True
-                return None
-            columns = coded.columns
-            if coded.kept is not None:
-                columns = np.full((len(self.static_at), self.members.size), np.nan)
-                columns[:, coded.kept] = coded.columns
-            kept = None if coded.kept is None or coded.kept.all() else coded.kept
-            self._static = columns, kept
-        return self._static
+        if not len(self.static_at):
+            return np.empty((0, self.members.size)), None
+        try:
+            coded = self._fixed.rows(self.members.frame, "enrolled clients")
+        except InputError:
+            return None
+        if coded.kept is None or coded.kept.all():
+            return coded.columns, None
+        columns = np.full((len(self.static_at), self.members.size), np.nan)
+        columns[:, coded.kept] = coded.columns
+        return columns, coded.kept
 
     def code(
         self, table: pl.DataFrame, rows: IntArray, where: str
     ) -> tuple[FloatArray, BoolArray | None]:
         """Return the columns of rows that have all values, (q, k), and which those are, (m,)."""
-        static = self.static()
+        static = self.static
         if static is None:
             coded = self.step.design.rows(self._joined(table, rows, self._own), where)
             return coded.columns, coded.kept

@@ -134,21 +134,16 @@ class BlockStore:
 
     def state(self) -> dict[str, Any]:
         """Return all rounds, each with its columns, labels and clients."""
-        rounds = []
+        rounds, frame = {}, self.frame
         for k, clients in enumerate(self._clients):
             blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
-            columns = [np.array(b.columns) for b in blocks]
-            labels = [np.array(b.labels) for b in blocks]
-            rounds.append(
-                {
-                    "columns": np.concatenate(columns, axis=1) if columns else np.empty((0, 0)),
-                    "labels": np.concatenate(labels) if labels else np.empty(0, dtype=np.int8),
-                    "clients": clients,
-                }
-            )
-        frame = self.frame
+            columns, labels = np.empty((0, 0)), np.empty(0, dtype=np.int8)
+            if blocks:
+                columns = np.concatenate([b.columns for b in blocks], axis=1)
+                labels = np.concatenate([b.labels for b in blocks])
+            rounds[str(k)] = {"columns": columns, "labels": labels, "clients": clients}
         named = None if frame is None else {"centre": frame.centre, "scale": frame.scale}
-        return {"rounds": {str(k): r for k, r in enumerate(rounds)}, "frame": named}
+        return {"rounds": rounds, "frame": named}
 
     def restore(self, state: Any) -> None:
         """Put saved rounds back into an empty store."""

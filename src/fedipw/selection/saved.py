@@ -190,7 +190,6 @@ def _fit_of(saved: Mapping[str, Any]) -> LogisticFit:
         saved_covariance=covariance,
         constant=tuple(saved["constant"]),
         collinear=tuple(saved["collinear"]),
-        separating=(),
         gradient_norm=float(saved["gradient_norm"]),
         status=NewtonStatus(saved["status"]),
         **{name: saved[name] for name in _PLAIN},

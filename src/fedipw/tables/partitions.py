@@ -167,7 +167,7 @@ class Blocks:
         if self._scratch is not None:
             self._scratch.settled()
         for entry in self._entries:
-            yield entry if isinstance(entry, Block) else self._read(entry, Room())
+            yield self._read(entry, Room())
 
     def part(self, first: int, last: int) -> Blocks:
         """Return blocks ``first`` up to ``last``, without it."""
@@ -189,8 +189,6 @@ class Blocks:
         rooms = threading.local()
 
         def at(entry: Block | _OnDisk) -> T:
-            if isinstance(entry, Block):
-                return function(entry)
             if not hasattr(rooms, "room"):
                 rooms.room = Room()
             return function(self._read(entry, rooms.room))
