@@ -283,12 +283,7 @@ class ReplyHistory:
 
     def state(self) -> dict[str, Any]:
         """Return the counts so far."""
-        return {
-            "rounds": self.rounds,
-            "replies": self.replies,
-            "last": self.last,
-            "seen": self.seen,
-        }
+        return {name: getattr(self, name) for name in ("rounds", "replies", "last", "seen")}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> ReplyHistory:
