@@ -167,7 +167,7 @@ class Blocks:
         if self._scratch is not None:
             self._scratch.settled()
         for entry in self._entries:
-            yield self._read(entry, Room())
+            yield entry if isinstance(entry, Block) else self._read(entry, Room())
 
     def part(self, first: int, last: int) -> Blocks:
         """Return blocks ``first`` up to ``last``, without it."""
@@ -189,6 +189,8 @@ class Blocks:
         rooms = threading.local()
 
         def at(entry: Block | _OnDisk) -> T:
+            if isinstance(entry, Block):
+                return function(entry)
             if not hasattr(rooms, "room"):
                 rooms.room = Room()
             return function(self._read(entry, rooms.room))
@@ -201,9 +203,7 @@ class Blocks:
             return total
         return _in_order(at, self._entries, combine, threads)
 
-    def _read(self, entry: Block | _OnDisk, room: Room) -> Block:
-        if isinstance(entry, Block):
-            return entry
+    def _read(self, entry: _OnDisk, room: Room) -> Block:
         assert self._scratch is not None
         columns, labels, weights = self._scratch.read(entry.place, room)
         return Block(columns, labels, weights.copy(), entry.start)  # weights outlive the room

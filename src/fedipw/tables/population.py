@@ -445,6 +445,7 @@ def _require_unique_ids(table: Table) -> None:
     Hashes of identifiers are sorted, some of them at a time; what looks equal there is compared in
     full.
     """
+    table.require([ID])
     ids = table.scan().select(ID)
     missing = table.collect(ids.select(pl.col(ID).null_count())).item()
     if missing:
