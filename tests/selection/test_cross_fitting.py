@@ -33,9 +33,8 @@ from fedipw.selection.classifiers import (
     cross_fitted_prob,
     estimator_named,
 )
-from fedipw.selection.coded import TableRows
 from fedipw.selection.logistic import NewtonLogistic
-from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore, StoredRows
+from fedipw.selection.rowstore import BlockStore, CodedRows, PanelStore, RowStore, StoredRows
 from fedipw.tables.partitions import Block, Blocks, Frame
 
 TREE = DecisionTreeClassifier(max_depth=2, min_samples_leaf=30, random_state=0)
@@ -183,7 +182,7 @@ def stored(kind: str, seed: int, rounds: int, clients: int) -> Case:
         Block(columns[:, part], labels.ravel()[part], np.empty(0))
         for part in np.array_split(numbers, 3)
     ]
-    return Case(TableRows(Blocks.of(blocks), Frame(np.zeros(2), np.ones(2))), columns, numbers)
+    return Case(CodedRows(Blocks.of(blocks), Frame(np.zeros(2), np.ones(2))), columns, numbers)
 
 
 @pytest.mark.parametrize("kind", ["panel", "blocks", "table"])
@@ -292,7 +291,7 @@ def test_named_calibrations_serve_scores_without_ties(calibration: str) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(5_000, 2))
     y = rng.random(5_000) < expit(X[:, 0] - 1.0)
-    rows = TableRows(Blocks.of_arrays(X, y.astype(np.int8)), Frame(np.zeros(2), np.ones(2)))
+    rows = CodedRows(Blocks.of_arrays(X, y.astype(np.int8)), Frame(np.zeros(2), np.ones(2)))
     how = estimator_named(FixedScore(), calibration=calibration)
     prob = how.fitted(rows, ("a", "b")).prob(X.T, np.arange(5_000))
     assert prob.min() > 0.0

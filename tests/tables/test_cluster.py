@@ -334,6 +334,18 @@ def test_cross_fitting_on_the_cluster_gives_the_local_probabilities(
     np.testing.assert_allclose(two.smallest, one.smallest, rtol=1e-12)
 
 
+def test_enrollment_while_some_have_left_is_fitted_on_the_cluster(
+    client: Any, table: Table
+) -> None:
+    here, there = (
+        enrollment_stage(Population(table), FORMULA, settings=TableSettings(client=workers))
+        for workers in (None, client)
+    )
+    present = np.arange(here.members.size) % 3 > 0
+    near, far = (stage.fitted(present, required=True) for stage in (here, there))
+    np.testing.assert_allclose(far.prob, near.prob, rtol=1e-10)
+
+
 # --- a lost worker; last, for the cluster is not what it was
 
 

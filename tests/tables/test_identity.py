@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedipw.errors import InputError
 from fedipw.tables import population
-from fedipw.tables.population import _compare, _hashes, _require_unique_ids
+from fedipw.tables.population import _compare, _require_unique_ids
 from fedipw.tables.table import Table
 
 
@@ -75,13 +75,6 @@ def test_identifiers_whose_hashes_agree_are_compared_in_full(tmp_path: Path) -> 
     doubled = in_parts(["a", "b", "c", "c"], tmp_path / "twice")
     with pytest.raises(InputError, match=r"1 value\(s\) stand more than once: c\."):
         _compare(doubled, hashes)
-
-
-def test_hashes_of_a_batch_and_of_a_query_are_the_same(tmp_path: Path) -> None:
-    ids: list[object] = [f"{k}é" for k in range(1000)]
-    table = in_parts(ids, tmp_path, 2)
-    lazily = table.collect(table.scan().select(pl.col("unit_id").hash()))["unit_id"]
-    np.testing.assert_array_equal(np.concatenate(list(_hashes(table))), lazily.to_numpy())
 
 
 @pytest.mark.parametrize("bucket", [2, 1_000])

@@ -10,6 +10,7 @@ from typer import Option
 
 from fedipw.cli.options import (
     PopulationOptions,
+    Scheduler,
     Strict,
     Threshold,
     WeightOptions,
@@ -17,6 +18,7 @@ from fedipw.cli.options import (
     check_probabilities,
     check_strict,
     coded_stage,
+    scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.errors import InputError
@@ -49,6 +51,7 @@ def audit(
         int, Option(help="Subgroups with fewer clients or rows are not shown.")
     ] = 10,
     strict: Strict = None,
+    scheduler: Scheduler = None,
     as_json: Annotated[
         Path | None, Option("--json", help="File for the same numbers as JSON.")
     ] = None,
@@ -86,7 +89,7 @@ def audit(
         raise InputError(f"--min-cell must be 1 or more, not {min_cell}.")
     if metrics is not None and rounds is None:
         raise InputError("--metrics goes with --rounds: a metric belongs to replies.")
-    settings, metric = asked.settings(), None
+    settings, metric = asked.settings(client=ctx.with_resource(scheduled(scheduler))), None
     ledger = None if rounds is None else Ledger(rounds)
     if ledger is not None:
         ledger.require_rounds()

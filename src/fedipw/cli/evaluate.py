@@ -17,8 +17,10 @@ from fedipw.cli.options import (
     PopulationOptions,
     Ridge,
     Rounds,
+    Scheduler,
     check_inputs_kept,
     coded_stage,
+    scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
@@ -33,6 +35,7 @@ _SHORT = {"horvitz-thompson": "HT"}
 
 
 def evaluate(
+    ctx: typer.Context,
     metrics: Annotated[Path, Option(help="unit_id, round, value and perhaps n.")],
     rounds: Rounds,
     given: PopulationOptions,
@@ -59,6 +62,7 @@ def evaluate(
         bool, Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
     l2: Ridge = 0.0,
+    scheduler: Scheduler = None,
     out: Annotated[Path | None, Option(help="Table of estimates; .csv or .parquet.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -87,7 +91,8 @@ def evaluate(
         values = values.against(Metrics.read(against))
     ledger = Ledger(rounds)
     ledger.require_rounds()
-    settings = models.settings(method=scheme, fit="pooled", l2=l2)
+    client = ctx.with_resource(scheduled(scheduler))
+    settings = models.settings(method=scheme, fit="pooled", l2=l2, client=client)
     plan = settings.plan(who)
     stage = coded_stage(settings, who, ledger)
     with bar("rounds") as step:

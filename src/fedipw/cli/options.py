@@ -41,6 +41,7 @@ class MissingName(StrEnum):
 
 Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
 Ridge = Annotated[float, Option(help="Ridge penalty on coefficients.")]
+Scheduler = Annotated[str | None, Option(help="Dask scheduler for the fits, tcp://host:port.")]
 Threshold = Annotated[float, Option(help="Probability counted as small in the report.")]
 Strict = Annotated[float | None, Option(help="Stop with code 4 if a probability is below this.")]
 

@@ -17,6 +17,7 @@ from fedipw.cli.options import (
     PopulationOptions,
     Ridge,
     Rounds,
+    Scheduler,
     Strict,
     Threshold,
     WeightOptions,
@@ -58,9 +59,7 @@ def weights(
     models: Annotated[
         Path | None, Option(help="Directory of saved models to use instead of fitting.")
     ] = None,
-    scheduler: Annotated[
-        str | None, Option(help="Dask scheduler for the enrollment fit, tcp://host:port.")
-    ] = None,
+    scheduler: Scheduler = None,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.

@@ -6,7 +6,7 @@ a ridge penalty (P4): it counts in the information that their coefficients move 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar, final
@@ -19,7 +19,7 @@ from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
 from fedipw.numerics.checks import check_rows
 from fedipw.numerics.logistic import sigmoids
 from fedipw.selection.logistic import LogisticFit, block_sums, logistic_fit
-from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, sum_over
+from fedipw.tables.partitions import Block, Blocks, Changed, Frame, Partitions, sum_over
 from fedipw.weighting.balance import Balance
 
 T = TypeVar("T")
@@ -55,25 +55,13 @@ def _in_frame(frame: Frame, fit: LogisticFit) -> FloatArray:
 def _refitted(rows: Partitions, frame: Frame, fit: LogisticFit, weights: FloatArray) -> FloatArray:
     """Return coefficients in the frame, constant last, of the same fit with row weights."""
     start = np.append(fit.coefficients, fit.intercept)
-    again = logistic_fit(_Reweighted(rows, weights), fit.names, frame=frame, l2=fit.l2, start=start)
+    reweighted = Changed(rows, partial(_with_weights, weights=weights))
+    again = logistic_fit(reweighted, fit.names, frame=frame, l2=fit.l2, start=start)
     return _in_frame(frame, again.checked())
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reweighted:
-    inner: Partitions
-    weights: FloatArray  # (rows,)
-
-    @property
-    def rows(self) -> int:
-        return self.inner.rows
-
-    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
-        return self.inner.reduced(lambda block: function(self._now(block)), combine)
-
-    def _now(self, block: Block) -> Block:
-        return block._replace(weights=self.weights[block.start : block.start + block.rows])
+def _with_weights(block: Block, weights: FloatArray) -> Block:
+    return block._replace(weights=weights[block.start : block.start + block.rows])
 
 
 class Without(NamedTuple):

@@ -105,7 +105,6 @@ class ScoreMap(Protocol):
 
     def prob(self, score: FloatArray) -> FloatArray:
         """Return the probabilities of these scores, (m,)."""
-        ...
 
 
 class ScoreCalibration(Protocol):
@@ -113,7 +112,6 @@ class ScoreCalibration(Protocol):
 
     def fitted(self, score: FloatArray, selected: BoolArray) -> ScoreMap:
         """Return the map learnt from scores (m,) of rows that did not train the classifier."""
-        ...
 
 
 @final
@@ -260,10 +258,7 @@ class CrossFit:
 
     def prob_at(self, X: ArrayLike) -> FloatArray:
         """Return the mean over the folds of P(selected) of new clients with covariates (m, q)."""
-        each = zip(self.models, self.maps, strict=True)
-        probs = [to_prob.prob(model.predict_proba(X)[:, 1]) for model, to_prob in each]
-        mean: FloatArray = np.mean(probs, axis=0)
-        return mean
+        return ClassifierFit(self.models, self.maps).prob(np.asarray(X).T)
 
 
 def client_folds(
@@ -386,12 +381,10 @@ class Fit(Protocol):
     @property
     def constant(self) -> tuple[str, ...]:
         """Columns that never varied in the rows it was learnt from, where that is known."""
-        ...
 
     @property
     def cross_fitted(self) -> bool:
         """Whether clients that it has seen get a model that did not see them."""
-        ...
 
     def prob(self, columns: FloatArray, clients: IntArray | None = None) -> FloatArray:
         """Return the probability of rows that lie by column, (q, m) to (m,).
@@ -399,7 +392,6 @@ class Fit(Protocol):
         ``clients`` (m,) are those the rows belong to, where the fit has seen them: a cross-fitted
         one answers with a model that did not.
         """
-        ...
 
 
 @final
@@ -460,13 +452,11 @@ class Estimator(Protocol):
     @property
     def standardises(self) -> bool:
         """Whether columns are stored with about mean 0 and deviation 1."""
-        ...
 
     def fitted(
         self, rows: StoredRows, names: Sequence[str], start: FloatArray | None = None
     ) -> Fit:
         """Return the fit; ``start`` (q + 1,) is a point near it, for those that can use one."""
-        ...
 
 
 @final
@@ -585,32 +575,28 @@ def estimator_named(
     if name is None or name == "logistic":
         if not folds and calibration is None:
             return Newton(l2)
-        return _classifier(NewtonLogistic(l2) if l2 else None, folds, calibration, seed)
-    if l2:
+        classifier = NewtonLogistic(l2) if l2 else None
+    elif l2:
         raise InputError(f"l2 is a penalty of logistic regression; {name} has settings of its own.")
-    return _classifier(_made(name), folds, calibration, seed)
-
-
-def _seeded(classifier: Any) -> Any:
-    """Return a classifier that gives the same fit twice: one without a seed gets 0."""
-    if classifier is None or getattr(classifier, "random_state", 0) is not None:
-        return classifier
-    return clone(classifier).set_params(random_state=0)
-
-
-def _classifier(
-    classifier: Any, folds: int | None, calibration: str | None, seed: int | Sequence[int]
-) -> Classifier:
+    else:
+        classifier = _seeded(_made(name))
     if calibration is not None and calibration not in SCORE_CALIBRATIONS:
         raise InputError(
             f"No calibration of scores {calibration!r}; there is {some(SCORE_CALIBRATIONS)}."
         )
     return Classifier(
-        classifier=_seeded(classifier),
+        classifier=classifier,
         folds=FOLDS if folds is None else folds or None,
         calibration=None if calibration is None else SCORE_CALIBRATIONS[calibration],
         seed=seed,
     )
+
+
+def _seeded(classifier: Any) -> Any:
+    """Return a classifier that gives the same fit twice: one without a seed gets 0."""
+    if getattr(classifier, "random_state", 0) is not None:
+        return classifier
+    return clone(classifier).set_params(random_state=0)
 
 
 def _made(name: Any) -> Any:

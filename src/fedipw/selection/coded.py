@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from fedipw.errors import FedIPWError, InputError
 from fedipw.numerics.checks import some
-from fedipw.selection.classifiers import Estimator, Newton, client_folds
+from fedipw.selection.classifiers import Estimator, Newton
 from fedipw.selection.logistic import logistic_fit
+from fedipw.selection.rowstore import CodedRows
 from fedipw.selection.saved import ENROLLMENT, StageModel
 from fedipw.tables.cluster import ClusterBlocks
 from fedipw.tables.columns import ENROLLED, FROM, ID, UNTIL
@@ -23,9 +24,8 @@ from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_
 from fedipw.tables.table import Slice, Table, rows_of
 
 if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import FloatArray
 
-T = TypeVar("T")
 SAMPLE_ROWS = 200_000  # of the first fit, from which the fit on all rows starts
 Progress = Callable[[int, int], None]
 
@@ -126,7 +126,7 @@ class CodedTable:
         if settings.estimator.standardises:
             frame = Frame.of(sample.columns, sample.weights if len(sample.weights) else None)
         else:
-            frame = Frame(np.zeros(len(design.terms)), np.ones(len(design.terms)))
+            frame = Frame.unchanged(len(design.terms))
         partitions: Partitions
         if settings.client is None:
             partitions = _local(table, rows, frame, settings.scratch, progress)
@@ -157,7 +157,7 @@ class CodedTable:
         self, start: FloatArray | None = None, partitions: Partitions | None = None
     ) -> StageModel:
         """Return the fit, on these rows or on the same rows with other labels."""
-        rows = TableRows(self.partitions if partitions is None else partitions, self.frame)
+        rows = CodedRows(self.partitions if partitions is None else partitions, self.frame)
         chosen = self.start if start is None else start
         found = self.settings.estimator.fitted(rows, self.design.names, chosen)
         return StageModel(stage=ENROLLMENT, design=self.design, fit=found, left_out=self.left_out)
@@ -167,42 +167,6 @@ class CodedTable:
         rows, total = sum_over(self.partitions, _column_totals)
         means: FloatArray = self.frame.centre + self.frame.scale * (total / rows)
         return means
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class TableRows:
-    """The coded rows of a table as an estimator takes them, each row a client of its own."""
-
-    inner: Partitions
-    frame: Frame
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.inner.rows
-
-    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
-        """Return the function's values of all blocks, combined in order."""
-        return self.inner.reduced(function, combine)
-
-    def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
-        """Return all rows in memory, (m, q), their labels and numbers."""
-        X, labels = self.inner.reduced(_rows_and_labels, _both_joined)
-        return X * self.frame.scale + self.frame.centre, labels, np.arange(len(labels))
-
-    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
-        """Return the fold of each row, with about the same share enrolled in each, (m,)."""
-        labels = self.inner.reduced(_rows_and_labels, _both_joined)[1]
-        return client_folds(labels, np.arange(len(labels)), folds=folds, rng=rng)
-
-
-def _rows_and_labels(block: Block) -> tuple[FloatArray, BoolArray]:
-    return block.columns.T.copy(), block.labels.astype(np.bool_)
-
-
-def _both_joined(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-    return np.concatenate([a[0], b[0]]), np.concatenate([a[1], b[1]])
 
 
 def _column_totals(block: Block) -> tuple[int, FloatArray]:
@@ -293,7 +257,7 @@ def _first_point(sample: Block, frame: Frame, names: Sequence[str]) -> FloatArra
         found = logistic_fit(blocks, names, frame=frame, max_iter=25)
     except FedIPWError:
         return None  # one class only, or the like: the fit on all rows will tell
-    return np.append(found.coefficients, found.intercept) if found.converged else None
+    return found.point if found.converged else None
 
 
 def known_before_enrollment(table: Table, names: Sequence[str]) -> None:

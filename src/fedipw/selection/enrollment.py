@@ -8,10 +8,12 @@ columns to calibrate on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from functools import cached_property, partial
+from operator import add
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import polars as pl
@@ -26,9 +28,9 @@ from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_be
 from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.saved import StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
-from fedipw.tables.design import Design, bound_design
+from fedipw.tables.design import Design, DesignRows, bound_design
 from fedipw.tables.formula import term_matrix, term_of
-from fedipw.tables.partitions import Block, Partitions
+from fedipw.tables.partitions import Block, Changed, Partitions
 from fedipw.tables.population import Members, Population, ReferenceSample
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
     from fedipw.numerics import BoolArray, FloatArray, IntArray
 
-T = TypeVar("T")
 PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
 CLIENTS_PER_MOMENT = {"rich": 25, "wide": 8}  # enrolled, behind each moment of a balance map
 
@@ -74,46 +75,43 @@ class BalanceColumns:
     leading: int | None = None  # columns that are covariates, before squares and products
 
 
-class EnrollmentStage(Protocol):
+class EnrollmentStage(ABC):
     """What is known of enrollment, asked the same way however it is known."""
 
     population: Population
+    coded: CodedTable | None = None  # the population's rows, where everybody is listed
 
     @property
     def members(self) -> Members:
         """Everybody who is enrolled at some time."""
-        ...
+        return self.population.members
 
     @property
+    @abstractmethod
     def size(self) -> float | None:
         """Clients of the population that take part, N; none if unknown."""
-        ...
 
     @property
+    @abstractmethod
     def formula(self) -> str:
         """What it rests on, for people."""
-        ...
 
-    @property
-    def coded(self) -> CodedTable | None:
-        """The population's rows, where everybody is listed."""
-        ...
-
+    @abstractmethod
     def require(self, needs: Needs) -> None:
         """Raise if a method needs more than is known."""
-        ...
 
+    @abstractmethod
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return probabilities when these members are enrolled, (n,)."""
-        ...
 
+    @abstractmethod
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return balance columns, ``main``, or ``rich`` or ``wide`` as the enrolled allow."""
-        ...
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out; none if that is not known."""
-        ...
+        del model, threshold
+        return None
 
 
 def enrollment_stage(
@@ -160,8 +158,10 @@ def enrollment_stage(
 
 
 @final
-class TableEnrollment:
+class TableEnrollment(EnrollmentStage):
     """Everybody is listed: enrollment probabilities are fitted on the whole population."""
+
+    coded: CodedTable
 
     def __init__(
         self,
@@ -196,11 +196,6 @@ class TableEnrollment:
         self._present: BoolArray | None = None  # who was enrolled in the last fit
 
     @property
-    def members(self) -> Members:
-        """Everybody who is enrolled at some time."""
-        return self.population.members
-
-    @property
     def size(self) -> float:
         """Number of clients of the population that take part, N."""
         return float(self.coded.partitions.rows)
@@ -224,13 +219,12 @@ class TableEnrollment:
             )
 
     @cached_property
-    def columns(self) -> tuple[FloatArray, BoolArray]:
-        """Design columns of the members that have all values, (q, k), and who those are, (n,)."""
-        return member_columns(self.coded, self.members)
+    def _coded_members(self) -> DesignRows:
+        return self.coded.design.rows(self.members.frame, "enrolled clients")
 
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return probabilities, by a model fitted on who is enrolled now."""
-        columns, known = self.columns
+        columns, known = self._coded_members.columns, self._coded_members.known
         note, model, rate = "", self.model, np.nan
         if model is None and self.members.changes and self._few(present):
             rate = float(present.sum()) / self.size
@@ -264,7 +258,7 @@ class TableEnrollment:
 
     def rows_at(self, present: BoolArray) -> Partitions:
         """Return the population's rows, labelled by which members are enrolled, (n,)."""
-        return relabelled(self.coded, present, self.columns[1])
+        return relabelled(self.coded, present, self._coded_members.known)
 
     def _fitted(self, present: BoolArray) -> StageModel:
         start = None
@@ -279,18 +273,15 @@ class TableEnrollment:
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the enrollment model's columns, or those with squares and products."""
         if kind in CLIENTS_PER_MOMENT:
-            design = rich_design(self.coded, int(enrolled.sum()), kind)
-            moments = self.population.moments(design)
+            # the wide map stays the same while clients join and leave
+            count = self.members.size if kind == "wide" else int(enrolled.sum())
+            design = rich_design(self.coded, count, kind)
             rows = design.rows(self.members.frame, "enrolled clients")
-            columns, kept, mean = rows.columns, rows.kept, moments.mean
+            mean = self.population.moments(design).mean
         else:
-            design, mean = self.coded.design, self.coded.means()
-            columns, kept = self.columns
-        matrix = np.zeros((self.members.size, len(design.terms)))
-        matrix[slice(None) if kept is None else kept] = columns.T
-        return BalanceColumns(
-            names=design.names, matrix=matrix, mean=mean, leading=len(self.coded.design.terms)
-        )
+            design, rows, mean = self.coded.design, self._coded_members, self.coded.means()
+        main = len(self.coded.design.terms)
+        return BalanceColumns(names=design.names, matrix=rows.matrix(), mean=mean, leading=main)
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out."""
@@ -307,20 +298,13 @@ class TableEnrollment:
 
 
 @final
-class TotalsEnrollment:
+class TotalsEnrollment(EnrollmentStage):
     """Only the enrolled are listed, and population means are known: enrollment is calibrated."""
-
-    coded: CodedTable | None = None
 
     def __init__(self, population: Population) -> None:
         assert population.targets is not None
         self.population, self._targets = population, population.targets
         self._terms = [term_of(n, self.members.frame.schema) for n in self._targets.names]
-
-    @property
-    def members(self) -> Members:
-        """Everybody who is enrolled at some time."""
-        return self.population.members
 
     @property
     def size(self) -> float | None:
@@ -356,17 +340,10 @@ class TotalsEnrollment:
             names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se
         )
 
-    def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
-        """Return nothing: who is not enrolled is not known."""
-        del model, threshold
-        return None
-
 
 @final
-class SampleEnrollment:
+class SampleEnrollment(EnrollmentStage):
     """The rest is known by a reference sample: enrollment is fitted on both (P3)."""
-
-    coded: CodedTable | None = None
 
     def __init__(
         self, population: Population, sample: ReferenceSample, formula: str, settings: TableSettings
@@ -382,11 +359,6 @@ class SampleEnrollment:
         if settings.estimator != Newton():
             self._note += ", by logistic regression without a penalty"
 
-    @property
-    def members(self) -> Members:
-        """Everybody who is enrolled at some time."""
-        return self.population.members
-
     @cached_property
     def _reference(self) -> tuple[FloatArray, FloatArray]:
         """Design columns of the sample's rows that have all values, (m, q), and their weights."""
@@ -394,7 +366,7 @@ class SampleEnrollment:
         rows = self._design.rows(
             table.collect(table.scan().select(self._design.columns)), table.name
         )
-        return rows.columns.T, weights if rows.kept is None else weights[rows.kept]
+        return rows.columns.T, weights[rows.known]
 
     @property
     def size(self) -> float:
@@ -414,7 +386,7 @@ class SampleEnrollment:
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return probabilities fitted on who is enrolled now and the sample."""
         rows = self._design.rows(self.members.frame, "enrolled clients")
-        known = np.ones(self.members.size, dtype=np.bool_) if rows.kept is None else rows.kept
+        known = rows.known
         prob, inside = np.full(self.members.size, np.nan), rows.columns.T[present[known]]
         try:
             fit = reference_sample_fit(inside, *self._reference, self._design.names)
@@ -430,23 +402,15 @@ class SampleEnrollment:
         del kind, enrolled
         rows = self._design.rows(self.members.frame, "enrolled clients")
         moments = self.population.moments(self._design)
-        matrix = np.zeros((self.members.size, len(self._design.terms)))
-        matrix[slice(None) if rows.kept is None else rows.kept] = rows.columns.T
         return BalanceColumns(
-            names=self._design.names, matrix=matrix, mean=moments.mean, se=moments.se
+            names=self._design.names, matrix=rows.matrix(), mean=moments.mean, se=moments.se
         )
-
-    def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
-        """Return nothing: single clients outside the sample are not known."""
-        del model, threshold
-        return None
 
 
 def member_columns(coded: CodedTable, members: Members) -> tuple[FloatArray, BoolArray]:
     """Return design columns of members that have all values, (q, k), and who those are, (n,)."""
     rows = coded.design.rows(members.frame, "enrolled clients")
-    known = np.ones(members.size, dtype=np.bool_) if rows.kept is None else rows.kept
-    return rows.columns, known
+    return rows.columns, rows.known
 
 
 def relabelled(coded: CodedTable, present: BoolArray, known: BoolArray) -> Partitions:
@@ -454,9 +418,26 @@ def relabelled(coded: CodedTable, present: BoolArray, known: BoolArray) -> Parti
 
     ``known`` (n,) are the members with all values, those that have a row.
     """
-    if present[known].all():
+    inside = present[known]
+    if inside.all():
         return coded.partitions
-    return _Relabelled.of(coded.partitions, present[known])
+    before, total = {}, 0  # members before a block, by its first row
+    for start, members in coded.partitions.reduced(_members_in, add):
+        before[start], total = total, total + members
+    if total != len(inside):
+        raise InputError(f"{total} members among the rows, {len(inside)} in the table.")
+    return Changed(coded.partitions, partial(_labelled, present=inside, before=before))
+
+
+def _members_in(block: Block) -> list[tuple[int, int]]:
+    return [(block.start, int(np.count_nonzero(block.labels)))]
+
+
+def _labelled(block: Block, present: BoolArray, before: Mapping[int, int]) -> Block:
+    labels, first = block.labels.copy(), before[block.start]
+    ones = np.flatnonzero(labels)
+    labels[ones] = present[first : first + len(ones)]
+    return block._replace(labels=labels)
 
 
 def _no_prob(error: FedIPWError) -> str:
@@ -507,47 +488,6 @@ def rich_design(coded: CodedTable, enrolled: int, kind: str = "rich") -> Design:
         if len(design.terms) <= room:
             break
     return design
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Relabelled:
-    """The rows of a population with other members enrolled."""
-
-    inner: Partitions
-    present: BoolArray  # of the members among the rows, in their order
-    before: dict[int, int]  # members before a block, by its first row
-
-    @classmethod
-    def of(cls, inner: Partitions, present: BoolArray) -> _Relabelled:
-        counts = inner.reduced(_members_in, _appended)
-        before, total = {}, 0
-        for start, members in counts:
-            before[start], total = total, total + members
-        if total != len(present):
-            raise InputError(f"{total} members among the rows, {len(present)} in the table.")
-        return cls(inner, present, before)
-
-    @property
-    def rows(self) -> int:
-        return self.inner.rows
-
-    def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
-        return self.inner.reduced(lambda block: function(self._now(block)), combine)
-
-    def _now(self, block: Block) -> Block:
-        labels, first = block.labels.copy(), self.before[block.start]
-        ones = np.flatnonzero(labels)
-        labels[ones] = self.present[first : first + len(ones)]
-        return block._replace(labels=labels)
-
-
-def _members_in(block: Block) -> list[tuple[int, int]]:
-    return [(block.start, int(np.count_nonzero(block.labels)))]
-
-
-def _appended(a: list[Any], b: list[Any]) -> list[Any]:
-    return a + b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,7 +24,7 @@ from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.logistic import ColumnSums, column_sums, sigmoids
 from fedipw.numerics.newton import NewtonResult, NewtonStatus, Sums, newton_minimum
 from fedipw.selection.separation import separating_columns
-from fedipw.tables.partitions import Block, Blocks, Frame, Framed, Partitions, frame_of, sum_over
+from fedipw.tables.partitions import Block, Blocks, Changed, Frame, Partitions, frame_of, sum_over
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -54,16 +54,16 @@ class LogisticFit:
     saved_covariance: FloatArray | None = None  # (q + 1, q + 1)
     constant: tuple[str, ...]  # columns that never varied: coefficient 0
     collinear: tuple[str, ...]  # columns that follow from those before them: coefficient 0
-    separating: tuple[str, ...]  # columns that part the classes: no maximum exists
-    rows: int
-    total_weight: float
-    selected: float  # weight of rows with label 1
-    log_likelihood: float
+    separating: tuple[str, ...] = ()  # columns that part the classes: no maximum exists
     l2: float
-    iterations: int
-    passes: int  # over all rows
-    gradient_norm: float
-    status: NewtonStatus
+    rows: int = 0
+    total_weight: float = 0.0
+    selected: float = 0.0  # weight of rows with label 1
+    log_likelihood: float = np.nan
+    iterations: int = 0
+    passes: int = 0  # over all rows
+    gradient_norm: float = 0.0
+    status: NewtonStatus = NewtonStatus.CONVERGED
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -136,9 +136,7 @@ class LogisticFit:
             names=names, frame=frame, coefficients=np.array(state["coefficients"]),
             intercept=float(state["intercept"]), l2=float(state["l2"]),
             information=None if information is None else np.array(information),
-            constant=tuple(state["constant"]), collinear=tuple(state["collinear"]), separating=(),
-            rows=0, total_weight=0.0, selected=0.0, log_likelihood=np.nan, iterations=0, passes=0,
-            gradient_norm=0.0, status=NewtonStatus.CONVERGED,
+            constant=tuple(state["constant"]), collinear=tuple(state["collinear"]),
         )  # fmt: skip
 
     def informed_by(self, rows: Partitions) -> LogisticFit:
@@ -211,9 +209,9 @@ def logistic_fit(
     q = len(names)
     if frame is None:
         frame = frame_of(partitions, q)
-        partitions = Framed(partitions, frame)
+        partitions = Changed(partitions, frame.block)
     run = _Run(partitions, l2 / frame.scale**2)
-    point = run.rate_only(q) if start is None else run.likelier(_into(frame, start))
+    point = run.rate_only(q) if start is None else run.likelier(frame.matrix() @ start)
     everything = np.ones(q + 1, dtype=np.bool_)
     if start is not None:
         near = run.one_step(point, decrement_tol)
@@ -425,12 +423,6 @@ def _all_independent(gram: FloatArray) -> bool:
     around = square - factor[1:, 0] ** 2
     own = np.diag(factor)[1:] ** 2
     return bool((around > RANK_TOL * square).all() and (own > RANK_TOL * around).all())
-
-
-def _into(frame: Frame, start: FloatArray) -> FloatArray:
-    """Return coefficients, intercept last, for columns in a frame."""
-    inside: FloatArray = frame.matrix() @ start
-    return inside
 
 
 def _result(

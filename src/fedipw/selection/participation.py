@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -78,12 +79,17 @@ class ParticipationSettings:
     per_coefficient: float = 10.0
     estimator: Estimator = field(default_factory=Newton)
     day_length: float = 24.0  # rounds in a day, for the clock columns
+    client: Any = None  # a distributed.Client whose workers form the sums over rounds
 
     def __post_init__(self) -> None:
         if self.refit_every < 1:
             raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
+
+    def first(self, past: int) -> int:
+        """Return the first of the rounds to fit on, counted from 0, after this many."""
+        return 0 if self.last is None else max(0, past - self.last)
 
     def due(self, past: int, fitted_on: int) -> bool:
         """Return whether a round with this many before it asks for a new fit."""
@@ -189,12 +195,15 @@ class Participation:
         if lacking:
             raise InputError(f"There is no saved model of {some(lacking)}.")
         standardised = self.settings.estimator.standardises
-        make = store or (
-            lambda _: BlockStore(members.size, standardised=standardised, scratch=scratch)
+        # a classifier takes all rows here: there are no sums to form elsewhere
+        client = self.settings.client if standardised else None
+        self._make: StoreMaker = store or (
+            lambda _: BlockStore(
+                members.size, standardised=standardised, scratch=scratch, client=client
+            )
         )
-        self._make: StoreMaker = make
         coders = [Coder(step, members) for step in steps]
-        self.steps = tuple(StepLearner(coder, self.settings, make(coder)) for coder in coders)
+        self.steps = tuple(StepLearner(coder, self.settings, self._make(coder)) for coder in coders)
         wanted = {name for step in steps for name in step.design.columns}
         self._history = _History(members.size, frozenset(wanted), self.settings.day_length)
         self.rounds = 0  # closed
@@ -346,8 +355,7 @@ class Participation:
         return Rate(1.0) if model is None else model.fit
 
     def _past(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
-        last = self.rounds
-        first = 0 if self.settings.last is None else max(0, last - self.settings.last)
+        first, last = self.settings.first(self.rounds), self.rounds
         rate = learner.rate(first, last)
         if rate is None:  # no past to learn from
             return self._round_rate(learner, replied), Source.ROUND_RATE
@@ -396,8 +404,7 @@ class Participation:
             return None
         if learner.fit is not None:
             return learner.fit, Source.MODEL
-        last = self.settings.last
-        rate = learner.rate(0 if last is None else max(0, self.rounds - last), self.rounds)
+        rate = learner.rate(self.settings.first(self.rounds), self.rounds)
         return None if rate is None else (Rate(rate), Source.PAST_RATE)
 
     def _note_unvaried(self, fit: Fit, names: Sequence[str], columns: FloatArray) -> None:
@@ -457,7 +464,7 @@ def panel(estimator: Estimator) -> StoreMaker:
     """Return a maker of panels: rounds list the same clients, each with all its values."""
 
     def make(coder: Coder) -> RowStore:
-        static = coder.static()
+        static = coder.static
         if static is None or static[1] is not None:
             raise InputError("A panel needs all values of every client.")
         return PanelStore(
@@ -486,36 +493,31 @@ class Coder:
         self._crossed = [c for c in self._varying.columns if c in own]  # with columns of the round
         plain = all(len(t.factors) == 1 and t.factors[0].is_plain for t in self._varying.terms)
         self._plain = [t.factors[0].column for t in self._varying.terms] if plain else None
-        self._static: tuple[FloatArray, BoolArray | None] | None = None
-        if not len(self.static_at):
-            self._static = np.empty((0, members.size)), None
-        self._each_round = False  # whether the table of clients has to be coded round by round
 
+    @cached_property
     def static(self) -> tuple[FloatArray, BoolArray | None] | None:
-        """Return the columns that do not change, (q_z, N), and who has all values; all if none.
+        """Columns that do not change, (q_z, N), and who has all values; all if none.
 
         None where somebody has a value the design cannot code: whether that matters shows when a
         round lists them.
         """
-        if self._static is None and not self._each_round:
-            try:
-                coded = self._fixed.rows(self.members.frame, "enrolled clients")
-            except InputError:
-                self._each_round = True
-                return None
-            columns = coded.columns
-            if coded.kept is not None:
-                columns = np.full((len(self.static_at), self.members.size), np.nan)
-                columns[:, coded.kept] = coded.columns
-            kept = None if coded.kept is None or coded.kept.all() else coded.kept
-            self._static = columns, kept
-        return self._static
+        if not len(self.static_at):
+            return np.empty((0, self.members.size)), None
+        try:
+            coded = self._fixed.rows(self.members.frame, "enrolled clients")
+        except InputError:
+            return None
+        if coded.kept is None or coded.kept.all():
+            return coded.columns, None
+        columns = np.full((len(self.static_at), self.members.size), np.nan)
+        columns[:, coded.kept] = coded.columns
+        return columns, coded.kept
 
     def code(
         self, table: pl.DataFrame, rows: IntArray, where: str
     ) -> tuple[FloatArray, BoolArray | None]:
         """Return the columns of rows that have all values, (q, k), and which those are, (m,)."""
-        static = self.static()
+        static = self.static
         if static is None:
             coded = self.step.design.rows(self._joined(table, rows, self._own), where)
             return coded.columns, coded.kept
@@ -661,7 +663,7 @@ class StepLearner:
         fit, frame = self.fit, self.store.frame
         if not isinstance(fit, LogisticFit) or frame is None:
             return None
-        point = np.append(fit.coefficients, fit.intercept)
+        point = fit.point
         moves = first == self.fitted_from == 0 and last > self.fitted_on
         if not moves or fit.information is None or self.settings.window is not Window.PAST:
             return point

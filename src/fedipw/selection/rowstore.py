@@ -1,4 +1,4 @@
-"""Where coded rows of closed rounds lie: in blocks of memory or scratch, or as a panel.
+"""Where coded rows of closed rounds lie: in blocks, here or on a cluster too, or as a panel.
 
 A panel holds rounds of the same clients. What does not change of a client is kept once, and sums
 over rounds are formed per client first: row (i, r) has log odds u = z_i'beta_z + x_ir'beta_x, so
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
@@ -18,7 +19,9 @@ from fedipw.errors import InputError
 from fedipw.numerics.compiled import compiled, exp
 from fedipw.numerics.logistic import ColumnSums
 from fedipw.numerics.threads import over_ranges
+from fedipw.selection.classifiers import client_folds
 from fedipw.selection.logistic import Counts
+from fedipw.tables.cluster import WorkerCopies
 from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_block
 
 if TYPE_CHECKING:
@@ -37,15 +40,12 @@ class StoredRows(Partitions, Protocol):
     @property
     def frame(self) -> Frame:
         """The change of columns the rows have gone through."""
-        ...
 
     def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
         """Draw the fold of each client from 0, by its number; -1 for those without rows."""
-        ...
 
     def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
         """Return all rows as they were given, (m, q), their labels and clients, (m,) each."""
-        ...
 
 
 class RowStore(Protocol):
@@ -54,28 +54,23 @@ class RowStore(Protocol):
     @property
     def frame(self) -> Frame | None:
         """The change of columns, known from the first row on."""
-        ...
 
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round: (q, m), (m,) and (m,)."""
-        ...
 
     def rounds(self, first: int, last: int) -> StoredRows:
         """Return the rows of rounds ``first`` up to ``last``, counted from 0, without it."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return all rows as arrays."""
-        ...
 
     def restore(self, state: Any) -> None:
         """Put saved rows back."""
-        ...
 
 
 @final
 class BlockStore:
-    """Rows in blocks, in memory and beyond a budget in a scratch file.
+    """Rows in blocks, in memory and beyond a budget in a scratch file; sums formed on a cluster.
 
     Parameters
     ----------
@@ -85,21 +80,34 @@ class BlockStore:
         Whether columns are changed to about mean 0 and deviation 1, by those of the first rows.
     scratch
         Directory for blocks beyond 256 MiB.
+    client
+        A ``distributed.Client`` whose workers get a copy of each block and form the sums
+        (:class:`~fedipw.tables.cluster.WorkerCopies`).
     """
 
     def __init__(
-        self, members: int, *, standardised: bool = True, scratch: Path | None = None
+        self,
+        members: int,
+        *,
+        standardised: bool = True,
+        scratch: Path | None = None,
+        client: Any = None,
     ) -> None:
         self.frame: Frame | None = None
-        self.blocks, self._scratch = Blocks(directory=scratch), scratch
         self._members, self._standardised = members, standardised
+        self._scratch, self._client = scratch, client
+        self.blocks = self._empty()
         self._edges = [0]  # of rounds in the blocks
         self._clients: list[IntArray] = []  # of each round
+
+    def _empty(self) -> Blocks:
+        copies = None if self._client is None else WorkerCopies(self._client)
+        return Blocks(directory=self._scratch, copies=copies)
 
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round; ``columns`` are changed in place."""
         if self.frame is None and columns.shape[1]:
-            self.frame = Frame.of(columns) if self._standardised else _unchanged(len(columns))
+            self.frame = Frame.of(columns) if self._standardised else Frame.unchanged(len(columns))
         if self.frame is not None and self._standardised:
             columns = self.frame.standard(columns)
         self._keep(columns, labels, clients.astype(np.int32))
@@ -112,12 +120,12 @@ class BlockStore:
         self._edges.append(len(self.blocks))
         self._clients.append(clients)
 
-    def rounds(self, first: int, last: int) -> BlockRows:
+    def rounds(self, first: int, last: int) -> CodedRows:
         """Return the rows of some rounds, none of them copied."""
         if self.frame is None:
             raise InputError("There are no rows to fit on.")
         part = self.blocks.part(self._edges[first], self._edges[last])
-        return BlockRows(part, self.frame, self._clients[first:last], self._members)
+        return CodedRows(part, self.frame, self._clients[first:last], self._members)
 
     @property
     def row_clients(self) -> IntArray:
@@ -126,21 +134,16 @@ class BlockStore:
 
     def state(self) -> dict[str, Any]:
         """Return all rounds, each with its columns, labels and clients."""
-        rounds = []
+        rounds, frame = {}, self.frame
         for k, clients in enumerate(self._clients):
             blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
-            columns = [np.array(b.columns) for b in blocks]
-            labels = [np.array(b.labels) for b in blocks]
-            rounds.append(
-                {
-                    "columns": np.concatenate(columns, axis=1) if columns else np.empty((0, 0)),
-                    "labels": np.concatenate(labels) if labels else np.empty(0, dtype=np.int8),
-                    "clients": clients,
-                }
-            )
-        frame = self.frame
+            columns, labels = np.empty((0, 0)), np.empty(0, dtype=np.int8)
+            if blocks:
+                columns = np.concatenate([b.columns for b in blocks], axis=1)
+                labels = np.concatenate([b.labels for b in blocks])
+            rounds[str(k)] = {"columns": columns, "labels": labels, "clients": clients}
         named = None if frame is None else {"centre": frame.centre, "scale": frame.scale}
-        return {"rounds": {str(k): r for k, r in enumerate(rounds)}, "frame": named}
+        return {"rounds": rounds, "frame": named}
 
     def restore(self, state: Any) -> None:
         """Put saved rounds back into an empty store."""
@@ -148,7 +151,7 @@ class BlockStore:
         self.frame = (
             None if named is None else Frame(np.array(named["centre"]), np.array(named["scale"]))
         )
-        self.blocks, self._edges, self._clients = Blocks(directory=self._scratch), [0], []
+        self.blocks, self._edges, self._clients = self._empty(), [0], []
         for k in range(len(state["rounds"])):
             saved = state["rounds"][str(k)]
             columns, labels = np.array(saved["columns"]), np.array(saved["labels"])
@@ -157,34 +160,51 @@ class BlockStore:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockRows:
-    """Rows of some rounds in blocks."""
+class CodedRows:
+    """Rows in partitions as an estimator takes them: of some rounds, or of a table.
 
-    blocks: Blocks
+    Rows of rounds belong to ``members`` clients, given round by round. Each row of a table is a
+    client of its own.
+    """
+
+    inner: Partitions
     frame: Frame
-    by_round: Sequence[IntArray]
-    members: int
+    by_round: Sequence[IntArray] | None = None
+    members: int = 0
 
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return self.blocks.rows
-
-    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
-        """Draw the fold of each member, (n,)."""
-        return _drawn_folds(np.arange(self.members), self.members, folds, rng)
+        return self.inner.rows
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in order."""
-        return self.blocks.reduced(function, combine)
+        return self.inner.reduced(function, combine)
 
     def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
         """Return all rows in memory, (m, q), their labels and clients."""
-        blocks = list(self.blocks)
-        X = np.concatenate([b.columns.T for b in blocks])
-        labels = np.concatenate([b.labels for b in blocks]).astype(np.bool_)
+        X = np.concatenate(self.inner.reduced(_block_rows, add))
         X = X * self.frame.scale + self.frame.centre
-        return X, labels, np.concatenate(list(self.by_round)).astype(np.int64)
+        clients = np.arange(len(X)) if self.by_round is None else np.concatenate(self.by_round)
+        return X, self._labels(), clients.astype(np.int64)
+
+    def _labels(self) -> BoolArray:
+        return np.concatenate(self.inner.reduced(_block_labels, add))
+
+    def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
+        """Draw the fold of each client; in a table with about the same share enrolled in each."""
+        if self.by_round is not None:
+            return _drawn_folds(np.arange(self.members), self.members, folds, rng)
+        labels = self._labels()
+        return client_folds(labels, np.arange(len(labels)), folds=folds, rng=rng)
+
+
+def _block_rows(block: Block) -> list[FloatArray]:
+    return [block.columns.T.copy()]  # a block from a scratch file lasts until the next is read
+
+
+def _block_labels(block: Block) -> list[BoolArray]:
+    return [block.labels.astype(np.bool_)]
 
 
 def _drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Generator) -> IntArray:
@@ -194,10 +214,6 @@ def _drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Gen
     out = np.full(members, -1)
     out[np.sort(clients)] = rng.permutation(len(clients)) % folds  # whatever order rows come in
     return out
-
-
-def _unchanged(columns: int) -> Frame:
-    return Frame(np.zeros(columns), np.ones(columns))
 
 
 @final
@@ -253,7 +269,7 @@ class PanelStore:
 
     def _begin(self, varying: FloatArray, clients: IntArray) -> None:
         whole = self.whole(varying, clients)
-        self.frame = Frame.of(whole) if self._standardised else _unchanged(len(whole))
+        self.frame = Frame.of(whole) if self._standardised else Frame.unchanged(len(whole))
         self._clients = np.array(clients)
         self._fix()
         self._varying = np.empty((0, len(varying), len(clients)))

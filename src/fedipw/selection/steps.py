@@ -111,15 +111,6 @@ class Formulas:
     lump_below: float | None = None
 
 
-def _all_rounds(ledger: Ledger, opening: pl.DataFrame | None) -> pl.LazyFrame:
-    """Return the closed rounds and the one about to follow; who replied is not among them."""
-    if opening is None:
-        return ledger.scan()
-    if not ledger.rounds:
-        return opening.lazy()
-    return pl.concat([ledger.scan().select(opening.columns), opening.lazy()])
-
-
 def participation_steps(
     rounds: Ledger | Round,
     members: Members,
@@ -200,8 +191,11 @@ class _Binding:
             columns = (*rounds.table.columns, ID)
         else:
             columns = tuple(rounds.schema.names() if opening is None else opening.columns)
-            where, listed = rounds.directory, _all_rounds(rounds, opening)
+            where, coming = rounds.directory, [] if opening is None else [opening.lazy()]
+            # who replied is not known of the round about to follow
+            closed = [rounds.scan().select(columns)] if rounds.rounds or not coming else []
             # strangers are found later
+            listed = pl.concat([*closed, *coming])
             listed = listed.with_columns(pl.col(ID).cast(members.frame.schema[ID], strict=False))
         query = listed.join(known, on=ID, how="left")
         if everyone:  # those without a row have covariates too; their X are values that occur
@@ -289,12 +283,7 @@ class ReplyHistory:
 
     def state(self) -> dict[str, Any]:
         """Return the counts so far."""
-        return {
-            "rounds": self.rounds,
-            "replies": self.replies,
-            "last": self.last,
-            "seen": self.seen,
-        }
+        return {name: getattr(self, name) for name in ("rounds", "replies", "last", "seen")}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> ReplyHistory:

@@ -1,14 +1,16 @@
 """Blocks of rows on the workers of a Dask cluster: the only place that knows Dask.
 
-Each partition is loaded by a worker from the files and stays there; a pass sends the coefficients
-out and brings one sum back. If a worker is lost its partitions are loaded again by another.
+Rows of a table are loaded by the workers from its files; rows of rounds are sent to them. A pass
+sends the coefficients out and brings one sum back. What a lost worker held is loaded or sent again.
 """
 
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -17,13 +19,15 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
-from fedipw.tables.partitions import Block
+from fedipw.tables.partitions import Block, Blocks
 from fedipw.tables.table import Slice
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray
 
 T = TypeVar("T")
+_TRIES = 10  # passes that may lose a worker before the cluster is given up
+_PAUSE = 0.5  # seconds between them
 
 
 @contextmanager
@@ -91,15 +95,65 @@ class ClusterBlocks:
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in pairs, always the same ones."""
-        values = self._client.map(function, self._blocks, pure=False, key="fedipw-sum")
-        while len(values) > 1:
-            pairs = [
-                self._client.submit(combine, values[k], values[k + 1], pure=False)
-                for k in range(0, len(values) - 1, 2)
-            ]
-            values = pairs + values[2 * len(pairs) :]
-        result: T = values[0].result()
-        return result
+        return _in_pairs(self._client, self._blocks, function, combine)
+
+
+@final
+class WorkerCopies:
+    """Copies of blocks that workers hold, one scattered future each.
+
+    A block is sent when it is first summed over. It stays with its
+    :class:`~fedipw.tables.partitions.Blocks`, in memory or in the scratch file here; neither the
+    scheduler nor a second worker keeps it. If a worker is lost, what it held is sent again from
+    there, and the pass is made again.
+
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``.
+    """
+
+    def __init__(self, client: Any) -> None:
+        _require_package(client)
+        self._client = client
+        self._sent: dict[int, Any] = {}  # futures by the place of the block
+
+    def reduced(
+        self, blocks: Blocks, first: int, function: Callable[[Block], T],
+        combine: Callable[[T, T], T],
+    ) -> T:  # fmt: skip
+        """Return the function's values of these blocks, combined in pairs, always the same ones."""
+        for _ in range(_TRIES):
+            try:
+                copies = [self._copy(blocks, k, first + k) for k in range(len(blocks))]
+                return _in_pairs(self._client, copies, function, combine)
+            except (CancelledError, OSError) as error:  # a worker is lost with what it held
+                reason = error
+                time.sleep(_PAUSE)  # until the scheduler knows, too
+        raise InputError(
+            f"The Dask cluster lost workers in {_TRIES} passes over the rows of rounds: {reason}."
+        ) from reason
+
+    def _copy(self, blocks: Blocks, k: int, place: int) -> Any:
+        """Return the copy of the k-th of some blocks, made where there is none."""
+        if place not in self._sent or self._sent[place].status != "finished":
+            # in a list: a block is a tuple, whose entries would be scattered one by one
+            (self._sent[place],) = self._client.scatter(list(blocks.part(k, k + 1)), hash=False)
+        return self._sent[place]
+
+
+def _in_pairs(
+    client: Any, blocks: Sequence[Any], function: Callable[[Block], T], combine: Callable[[T, T], T]
+) -> T:
+    values = client.map(function, blocks, pure=False, key="fedipw-sum")
+    while len(values) > 1:
+        pairs = [
+            client.submit(combine, values[k], values[k + 1], pure=False)
+            for k in range(0, len(values) - 1, 2)
+        ]
+        values = pairs + values[2 * len(pairs) :]
+    result: T = values[0].result()
+    return result
 
 
 def _require_package(client: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -70,6 +70,18 @@ class DesignRows:
     kept: BoolArray | None  # which rows of the table those are, all of them if None
     missing: Mapping[str, int]  # rows taken as missing, by column
     unseen: Mapping[str, tuple[str, ...]]  # levels the design does not know, by column
+
+    @property
+    def known(self) -> BoolArray:
+        """Which rows of the table these are."""
+        everything = np.ones(self.columns.shape[1], dtype=np.bool_)
+        return everything if self.kept is None else self.kept
+
+    def matrix(self) -> FloatArray:
+        """Return the columns of all rows of the table, (n, q); 0 where a row was left out."""
+        out = np.zeros((len(self.known), len(self.columns)))
+        out[self.known] = self.columns.T
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,20 +258,22 @@ class _Facts:
     """What binding asks of a table."""
 
     where: str  # its name in errors
-    height: int
-    complete: int  # rows with nothing missing
-    missing: Mapping[str, int]  # by column whose values are used
-    infinite: Mapping[str, int]
-    levels: Mapping[str, Mapping[str, int]]  # rows of each level, levels in order
-    numbers: tuple[str, ...]  # columns whose numbers are used
+    height: int = 0
+    complete: int = 0  # rows with nothing missing
+    missing: Mapping[str, int] = field(default_factory=dict)  # by column whose values are used
+    infinite: Mapping[str, int] = field(default_factory=dict)
+    levels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # rows of each, in order
+    numbers: tuple[str, ...] = ()  # columns whose numbers are used
+
+    def listed(self, counts: Mapping[str, int]) -> str:
+        """Return columns with how many of the rows they concern, for people."""
+        return some(f"{c!r} ({n} of {self.height} rows)" for c, n in counts.items())
 
 
 def _table_facts(table: pl.LazyFrame, parts: Sequence[Part], where: str) -> _Facts:
     """Return what is asked of the columns of some parts, in one go over the table."""
     if not parts:
-        return _Facts(
-            where=where, height=0, complete=0, missing={}, infinite={}, levels={}, numbers=()
-        )
+        return _Facts(where=where)
     schema = table.collect_schema()
     coded = _columns(p for p in parts if _is_coded(p, schema[p.column]))
     marks = {p for p in parts if p.level == "missing" and is_number(schema[p.column])}
@@ -332,8 +346,10 @@ def _check_facts(facts: _Facts, missing: Missing) -> None:
     if facts.height == 0:
         raise InputError(f"{where} has no rows.")
     if facts.infinite:
-        listed = some(f"{c!r} ({n} of {facts.height} rows)" for c, n in facts.infinite.items())
-        raise InputError(f"{where}: infinite values in {listed}. Correct them or drop the rows.")
+        raise InputError(
+            f"{where}: infinite values in {facts.listed(facts.infinite)}. Correct them or drop the "
+            "rows."
+        )
     empty = [column for column, n in facts.missing.items() if n == facts.height]
     if empty:
         raise InputError(
@@ -341,16 +357,14 @@ def _check_facts(facts: _Facts, missing: Missing) -> None:
         )
     lost = {column: n for column, n in facts.missing.items() if n}
     if lost and missing is Missing.ERROR:
-        listed = some(f"{c!r} ({n} of {facts.height} rows)" for c, n in lost.items())
         raise InputError(
-            f"{where}: missing values in {listed}. Choose Missing.INDICATOR to mark them or "
-            "Missing.DROP to leave such rows out, or fill them in the table."
+            f"{where}: missing values in {facts.listed(lost)}. Choose Missing.INDICATOR to mark "
+            "them or Missing.DROP to leave such rows out, or fill them in the table."
         )
     if missing is Missing.DROP and not facts.complete:
-        listed = some(f"{c!r} ({n} of {facts.height} rows)" for c, n in lost.items())
         raise InputError(
-            f"{where}: every row has a missing value: {listed}. Leave a column out of the formula, "
-            "or choose Missing.INDICATOR."
+            f"{where}: every row has a missing value: {facts.listed(lost)}. Leave a column out of "
+            "the formula, or choose Missing.INDICATOR."
         )
 
 

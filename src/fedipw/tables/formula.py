@@ -518,14 +518,6 @@ def is_number(kind: pl.DataType) -> bool:
     return kind.is_numeric() or kind == pl.Boolean
 
 
-def _main_terms(name: str, frame: pl.DataFrame) -> tuple[Term, ...]:
-    """Return the terms of one name: all levels but the first if it is a category's column."""
-    if name not in frame.columns or is_number(frame.schema[name]):
-        return (term_of(name, frame.schema),)
-    levels = level_factors(name, sorted_levels(frame[name]))
-    return tuple(Term(factor.name, (factor,)) for factor in levels)
-
-
 def _products(parts: Sequence[Part], factors: Callable[[Part], tuple[Factor, ...]]) -> list[Term]:
     choices = [factors(part) for part in parts]
     merged = [m for chosen in product(*choices) if (m := _merged(chosen)) is not None]

@@ -24,6 +24,7 @@ from fedipw.storage.scratch import Room, Scratch, Stored
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray, LabelArray
+    from fedipw.tables.cluster import WorkerCopies
 
 T = TypeVar("T")
 BLOCK_ROWS = 65_536
@@ -56,11 +57,9 @@ class Partitions(Protocol):
     @property
     def rows(self) -> int:
         """Number of rows in all blocks."""
-        ...
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in order."""
-        ...
 
 
 def sum_over(partitions: Partitions, function: Callable[[Block], T]) -> T:
@@ -105,10 +104,19 @@ class Blocks:
         Bytes of blocks to keep in memory.
     directory
         Where the scratch file goes; the system's temporary directory by default.
+    copies
+        On the workers of a cluster, where sums are formed instead of here.
     """
 
-    def __init__(self, *, memory: int = MEMORY, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        memory: int = MEMORY,
+        directory: Path | None = None,
+        copies: WorkerCopies | None = None,
+    ) -> None:
         self._directory, self._memory = directory, memory
+        self._copies, self._first = copies, 0  # and how many blocks lie before these
         self._scratch: Scratch | None = None  # made when the first block goes there
         self._entries: list[Block | _OnDisk] = []
         self._rows = 0
@@ -165,6 +173,7 @@ class Blocks:
         """Return blocks ``first`` up to ``last``, without it."""
         some = Blocks.__new__(Blocks)
         some._scratch, some._memory, some._directory = self._scratch, 0, self._directory
+        some._copies, some._first = self._copies, self._first + first
         some._entries = self._entries[first:last]
         some._rows = sum(entry.rows for entry in some._entries)
         return some
@@ -173,6 +182,8 @@ class Blocks:
         """Return the function's values of all blocks, combined in order; threads share blocks."""
         if not self._entries:
             raise InputError("There are no rows.")
+        if self._copies is not None:
+            return self._copies.reduced(self, self._first, function, combine)
         if self._scratch is not None:
             self._scratch.settled()
         rooms = threading.local()
@@ -192,9 +203,7 @@ class Blocks:
             return total
         return _in_order(at, self._entries, combine, threads)
 
-    def _read(self, entry: Block | _OnDisk, room: Room) -> Block:
-        if isinstance(entry, Block):
-            return entry
+    def _read(self, entry: _OnDisk, room: Room) -> Block:
         assert self._scratch is not None
         columns, labels, weights = self._scratch.read(entry.place, room)
         return Block(columns, labels, weights.copy(), entry.start)  # weights outlive the room
@@ -232,10 +241,15 @@ class Frame:
     scale: FloatArray  # (q,)
 
     @classmethod
+    def unchanged(cls, columns: int) -> Frame:
+        """Return the frame that leaves columns as they are."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    @classmethod
     def of(cls, columns: FloatArray, weights: FloatArray | None = None) -> Frame:
         """Return mean and standard deviation of columns (q, m); 1 where a column hardly varies."""
         if columns.shape[1] == 0 or (weights is not None and not weights.any()):
-            return cls(np.zeros(len(columns)), np.ones(len(columns)))
+            return cls.unchanged(len(columns))
         share = np.full(columns.shape[1], 1.0) if weights is None else weights
         share = share / share.sum()
         centre = columns @ share
@@ -261,14 +275,18 @@ class Frame:
         columns /= self.scale[:, None]
         return columns
 
+    def block(self, block: Block) -> Block:
+        """Return a block with a copy of its columns in this frame."""
+        return block._replace(columns=self.standard(block.columns.copy()))
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Framed:
-    """Partitions whose columns are changed into a frame as they are read."""
+class Changed:
+    """Partitions whose blocks are changed as they are read, wherever that is."""
 
     inner: Partitions
-    frame: Frame
+    change: Callable[[Block], Block]
 
     @property
     def rows(self) -> int:
@@ -276,18 +294,19 @@ class Framed:
         return self.inner.rows
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
-        """Return the function's values of all blocks in the frame, combined in order."""
-        return self.inner.reduced(partial(_in_frame, function=function, frame=self.frame), combine)
+        """Return the function's values of all changed blocks, combined in order."""
+        # a partial of what a worker needs: a method would carry the partitions along
+        return self.inner.reduced(partial(_then, self.change, function), combine)
 
 
-def _in_frame(block: Block, function: Callable[[Block], T], frame: Frame) -> T:
-    return function(block._replace(columns=frame.standard(block.columns.copy())))
+def _then(change: Callable[[Block], Block], function: Callable[[Block], T], block: Block) -> T:
+    return function(change(block))
 
 
 def frame_of(partitions: Partitions, q: int) -> Frame:
     """Return mean and deviation of the columns, by one pass; 1 where a column hardly varies."""
     if q == 0:
-        return Frame(np.zeros(0), np.ones(0))
+        return Frame.unchanged(0)
     found = sum_over(partitions, _block_spread)
     scale = np.sqrt(found.square / found.weight)
     return Frame(found.mean, np.where(scale > 1e-12 * found.largest, scale, 1.0))

@@ -7,8 +7,7 @@ Whole numbers are rounds; dates and times are compared with the ledger's column 
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
@@ -22,6 +21,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import check_finite, check_positive, check_rows, some
 from fedipw.tables.columns import ENROLLED, FROM, ID, NO, OPENED_AT, UNTIL, YES
 from fedipw.tables.design import Design
+from fedipw.tables.formula import is_number
 from fedipw.tables.table import Table, TableLike
 from fedipw.tables.targets import Targets, TargetsLike
 
@@ -91,11 +91,13 @@ class Population:
     Population(2 enrolled of 1000, means of age known)
     """
 
+    targets: Targets | None = None
+    sample: ReferenceSample | None = None
+    _size: float | None = None
+    _checked = False
+
     def __init__(self, table: TableLike) -> None:
         self.clients = Table(table)
-        self.targets: Targets | None = None
-        self.sample: ReferenceSample | None = None
-        self._size: float | None = None
         if not isinstance(table, str | Path):
             self.check()
 
@@ -113,7 +115,7 @@ class Population:
         Rows of ``enrolled`` with ``enrolled`` false are ignored; ``size`` is the population's.
         """
         made = cls.__new__(cls)
-        made.clients, made.targets, made.sample = Table(enrolled), Targets.given(targets), None
+        made.clients, made.targets = Table(enrolled), Targets.given(targets)
         made._size = None if size is None else check_positive(size, "population_size")
         return made
 
@@ -125,8 +127,7 @@ class Population:
         about the population's size.
         """
         made = cls.__new__(cls)
-        made.clients, made.targets = Table(enrolled), None
-        made.sample = ReferenceSample.of(sample, weight)
+        made.clients, made.sample = Table(enrolled), ReferenceSample.of(sample, weight)
         made._size = float(made.sample.weights.sum())
         return made
 
@@ -173,10 +174,7 @@ class Population:
         if self._has_flags:
             query = query.filter(pl.col(ENROLLED))
         elif self.lists_everyone:
-            raise InputError(
-                f"{self.clients.name} has no column {ENROLLED!r}; it has "
-                f"{some(self.clients.schema.names())}."
-            )
+            self.clients.require([ENROLLED])
         return Members(self.clients.collect(query))
 
     @property
@@ -185,7 +183,7 @@ class Population:
 
     def check(self) -> None:
         """Raise if the table is not one row per client with an identifier and enrollment flags."""
-        if "_checked" in self.__dict__:
+        if self._checked:
             return
         table = self.clients
         if ID not in table.schema:
@@ -198,7 +196,7 @@ class Population:
         _require_unique_ids(table)
         if self._has_flags:
             _check_flags(table)
-        self.__dict__["_checked"] = True
+        self._checked = True
 
     def moments(self, balance: Design | Sequence[str]) -> PopulationMeans:
         """Return the population means of a balance map, streamed from the table or looked up.
@@ -261,7 +259,7 @@ class Population:
         """Return covariates as floats, (N, q), in the order asked for; all of them by default."""
         names = self.covariates if columns is None else tuple(columns)
         self.require(names)
-        text = [n for n in names if not _is_number(self.frame[n])]
+        text = [n for n in names if not is_number(self.frame.schema[n])]
         if text:
             kinds = some(f"{n!r} ({self.frame[n].dtype})" for n in text)
             raise InputError(f"Covariates must be numeric or boolean; {kinds} are not.")
@@ -288,10 +286,6 @@ class Population:
         return Population(self.frame.with_columns(pl.Series(ENROLLED, enrolled)))
 
 
-def _is_number(series: pl.Series) -> bool:
-    return series.dtype.is_numeric() or series.dtype == pl.Boolean
-
-
 def _check_flags(table: Table) -> None:
     kind, flag = table.schema[ENROLLED], pl.col(ENROLLED)
     missing, rows = table.collect(table.scan().select(flag.null_count(), pl.len())).row(0)
@@ -313,11 +307,10 @@ def _design_means(
     """Return the means of design columns over a table, with errors if it is a weighted sample."""
     total, mass, done = np.zeros(len(design.terms)), 0, 0
     if weights is not None:
-        columns = design.rows(table.collect(table.scan().select(design.columns)), table.name)
-        chosen = weights if columns.kept is None else weights[columns.kept]
-        share = chosen / chosen.sum()
-        mean = columns.columns @ share
-        se: FloatArray = np.sqrt((columns.columns - mean[:, None]) ** 2 @ share**2)
+        rows = design.rows(table.collect(table.scan().select(design.columns)), table.name)
+        share = weights[rows.known] / weights[rows.known].sum()
+        mean = rows.columns @ share
+        se: FloatArray = np.sqrt((rows.columns - mean[:, None]) ** 2 @ share**2)
         return mean, se
     for batch in table.batches(design.columns):
         coded = design.rows(batch, f"{table.name} from row {done + 1}")
@@ -443,56 +436,31 @@ def _check_moment(column: pl.Series) -> None:
         )
 
 
-_BUCKET_ROWS = 4_000_000
+_BUCKET_ROWS = 24_000_000  # identifiers whose hashes are sorted at a time
 
 
 def _require_unique_ids(table: Table) -> None:
     """Raise if ``unit_id`` is missing somewhere or stands twice.
 
-    Hashes of identifiers are dealt into files small enough to sort one by one; what looks equal
-    there is compared in full.
+    Hashes of identifiers are sorted, some of them at a time; what looks equal there is compared in
+    full.
     """
     table.require([ID])
+    ids = table.scan().select(ID)
+    missing = table.collect(ids.select(pl.col(ID).null_count())).item()
+    if missing:
+        lost = table.collect(ids.with_row_index().filter(pl.col(ID).is_null()).head(1))
+        first = lost["index"][0] + 1
+        raise InputError(f"{table.name}: {missing} row(s) have no {ID}, the first is {first}.")
     buckets = max(1, -(-table.rows // _BUCKET_ROWS))
-    with tempfile.TemporaryDirectory(prefix="fedipw-ids-") as directory:
-        files = [open(f"{directory}/{k}", "w+b") for k in range(buckets)]  # noqa: SIM115
-        try:
-            for hashes in _hashes(table):
-                _deal(hashes, files)
-            suspects = np.concatenate([_repeated(file) for file in files])
-        finally:
-            for file in files:
-                file.close()
+    hashed = ids.select(pl.col(ID).hash().alias("(hash)"))
+    suspects = np.empty(0, dtype=np.uint64)
+    for bucket in range(buckets):
+        mine = hashed.filter((pl.col("(hash)") // 2**40) % buckets == bucket)
+        found = np.sort(table.collect(mine if buckets > 1 else hashed)["(hash)"].to_numpy())
+        suspects = np.append(suspects, np.unique(found[1:][found[1:] == found[:-1]]))
     if suspects.size:
         _compare(table, suspects)
-
-
-def _hashes(table: Table) -> Iterator[Any]:
-    done = 0
-    for batch in table.batches([ID], rows=1_000_000):
-        missing = batch[ID].null_count()
-        if missing:
-            first = done + int(batch[ID].is_null().arg_max() or 0) + 1
-            raise InputError(f"{table.name}: {missing} row(s) have no {ID}, the first is {first}.")
-        yield batch[ID].hash().to_numpy()
-        done += batch.height
-
-
-def _deal(hashes: Any, files: list[Any]) -> None:
-    if len(files) == 1:
-        files[0].write(hashes.tobytes())
-        return
-    bucket = (hashes >> np.uint64(40)) % np.uint64(len(files))
-    order = np.argsort(bucket, kind="stable")
-    edges = np.searchsorted(bucket[order], np.arange(len(files) + 1, dtype=np.uint64))
-    for k, file in enumerate(files):
-        file.write(hashes[order[edges[k] : edges[k + 1]]].tobytes())
-
-
-def _repeated(file: Any) -> Any:
-    file.seek(0)
-    hashes = np.sort(np.frombuffer(file.read(), dtype=np.uint64))
-    return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
 
 
 def _compare(table: Table, suspects: Any) -> None:

@@ -53,7 +53,7 @@ class Settings:
     models
         Directory of saved models to use instead of fitting.
     client
-        A ``distributed.Client`` for the enrollment fit.
+        A ``distributed.Client`` on whose workers both stages are fitted.
     """
 
     method: str | None = None
@@ -112,6 +112,7 @@ class Settings:
                 refit_every=self.refit_every,
                 day_length=self.day_length,
                 estimator=self.estimator(),
+                client=self.client,
             ),
             models=None if self.models is None else _participation_models(self.models),
         )
