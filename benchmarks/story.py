@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedipw.lab.engine import tail_length
+from fedipw.combining.tail import tail_length
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import DailyParticipation, LogisticEnrollment, enrollment_draw
 from fedipw.lab.scenario import PropensitySettings, Scenario

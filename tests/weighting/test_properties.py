@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedipw.errors import InputError
 from fedipw.flower.config import RunConfig
+from fedipw.flower.screen import Screen
 from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
 from fedipw.selection.participation import ParticipationSettings
 from fedipw.tables.ledger import Ledger, Round
@@ -171,7 +172,7 @@ class Bounded(Observer):
 
 
 CLIP = 1.0 / 3.0
-SHARES = re.compile(r"max w <= ([\d.e+-]+), since weights are shares$")
+SHARES = re.compile(r"max w <= ([\d.e+-]+), since weights are shares")
 FACTOR = re.compile(
     r"with e <= ([\d.e+-]+), so ([\d.e+-]+) over that probability"
     r"(?:, and at least ([\d.e+-]+))?; each round's"
@@ -180,7 +181,7 @@ FACTOR = re.compile(
 
 def printed(config: RunConfig) -> Influence:
     """Return the bound on a client's influence that a run prints at its start."""
-    text = config.influence(CLIP)
+    text = config.influence(Screen(clip=CLIP))
     if "known when a round closes" in text:
         return Influence()
     shares, factor = SHARES.search(text), FACTOR.search(text)

@@ -185,13 +185,33 @@ def _report(
         say(f"Round {index} skipped: {why}.")
     if len(record.skipped) > 5:
         say(f"... and {len(record.skipped) - 5} more rounds skipped.")
-    for note, count in record.notes.items():
-        say(f"{count} time(s): {note.removesuffix('.')}.")
-    if record.negative:
-        say(f"{record.negative} weights are negative.")
-    if record.trimmed:
-        say(f"{record.trimmed} weights were cut.")
+    for line in _remarks(record, method):
+        say(line)
     say(f"Wrote {out}")
+
+
+def _remarks(record: Record, method: str) -> Iterator[str]:
+    """Yield what there is to know of the weights besides."""
+    from fedipw.weighting.methods import method_named
+
+    for note, count in record.notes.items():
+        yield f"{count} time(s): {note.removesuffix('.')}."
+    if record.few_effective:
+        yield (
+            f"Warning: in {record.few_effective} rounds few replies carry the weight (they count "
+            "as fewer than 5, or than a third of them)."
+        )
+    if record.imbalance is not None:
+        yield (
+            f"Largest standardised difference from the population: {record.imbalance.enrolled:.2g} "
+            f"for the enrolled, {record.imbalance.respondents:.2g} for the weighted replies."
+        )
+    if method_named(method).augmentation.balance:
+        yield "These are the weights alone: the regression of updates belongs to training."
+    if record.negative:
+        yield f"{record.negative} weights are negative."
+    if record.trimmed:
+        yield f"{record.trimmed} weights were cut."
 
 
 def _shown(value: float | None) -> str:

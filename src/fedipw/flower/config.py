@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
+from fedipw.flower.screen import Screen
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.steps import AVAILABILITY_COLUMNS, COLUMNS
@@ -20,6 +21,7 @@ from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
+from fedipw.weighting.pipeline import Cap, Guard, Guards
 from fedipw.weighting.replay import Plan
 from fedipw.weighting.settings import Settings
 from fedipw.weighting.weigher import StagedEnrollment
@@ -90,29 +92,44 @@ class RunConfig:
             f"asked before every round: {', '.join(self.columns) or 'nothing'}",
         ]
 
-    def influence(self, clip: float | None) -> str:
-        """Return the bound on one client's influence, as far as it is known at the start.
+    def influence(self, screen: Screen) -> str:
+        """Return the bound on what one update adds, as far as it is known at the start.
 
         The weight of a client is its enrollment factor over its participation probability; the
         first is known now, the second when a round closes.
         """
-        if clip is None:
+        clip = screen.clip
+        if clip is None and screen.clip_at_median is None:
             return "updates are not clipped: one client can move the aggregate without bound"
+        if clip is None:
+            times = f"{screen.clip_at_median:g} x the median norm of the round's updates"
+            bound = f"no update adds more than {times} x max w"
+        else:
+            bound = f"no client moves the aggregate by more than {clip:g} x max w"
         everybody = np.ones(self.stage.members.size, dtype=np.bool_)
         method, members = self.plan.method, self.stage.members
         found = method.at(StagedEnrollment(self.stage, method).at(everybody)).influence()
-        bound = f"no client moves the aggregate by more than {clip:g} x max w"
         later = "each round's metrics hold its bound as fedipw-influence"
         changes = members.changes and found.factor is not None
         if not found.known or changes:
             return f"{bound}, known when a round closes (fedipw-influence in its metrics)"
         if found.factor is None:
-            return f"{bound} <= {_up(clip)}, since weights are shares"
-        least = "" if found.share is None else f", and at least {_up(clip * found.share)}"
+            shares = "" if clip is None else f" <= {_up(clip)}"
+            return f"{bound}{shares}, since weights are shares{_capped(method.guard)}; {later}"
+        scale = 1.0 if clip is None else clip
+        least = "" if found.share is None else f", and at least {_up(scale * found.share)}"
         return (
             f"{bound}; w = e / (participation probability) with e <= {_up(found.factor)}, so "
-            f"{_up(clip * found.factor)} over that probability{least}; {later}"
+            f"{_up(scale * found.factor)} over that probability{least}; {later}"
         )
+
+
+def _capped(guard: Guard) -> str:
+    """Return what a guard says of the largest share."""
+    for one in guard.guards if isinstance(guard, Guards) else (guard,):
+        if isinstance(one, Cap):
+            return f" and w is at most {one.share:.0%}, or 5 equal shares of a smaller round"
+    return ""
 
 
 def _up(value: float) -> str:

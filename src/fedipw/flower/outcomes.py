@@ -14,6 +14,7 @@ from flwr.app import Error, Message, MetricRecord
 
 from fedipw.errors import InputError
 from fedipw.flower.client import DECLINED_CODE
+from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.roster import Attendance
 from fedipw.numerics import BoolArray
 from fedipw.numerics.checks import some
@@ -124,8 +125,18 @@ class Rounds:
     All that is asked of the live weigher is asked here.
     """
 
-    def __init__(self, stage: EnrollmentStage, ledger: Ledger, plan: Plan) -> None:
+    def __init__(
+        self,
+        stage: EnrollmentStage,
+        ledger: Ledger,
+        plan: Plan,
+        limits: CovariateLimits | None = None,
+    ) -> None:
         self.live = Live(stage, ledger, plan)
+        self.winsorised = 0  # answers of the open round that were moved
+        self._limits = limits
+        if limits is not None and ledger.rounds:
+            limits.learn(ledger)
         self.available = 0  # clients of the open round
         self.invited: Mapping[int, Message] = {}  # by place in the round's table
         self._rows = np.empty(0, dtype=np.int64)  # of the members, by place
@@ -161,7 +172,13 @@ class Rounds:
         flags = np.zeros(len(self._rows), dtype=np.bool_)
         flags[list(self.invited)] = True
         prob = len(nodes) / max(self.available, 1)
-        table = attendance.table(self.live.stage.members).with_columns(
+        table, self.winsorised = attendance.table(self.live.stage.members), 0
+        if self._limits is not None:
+            table, self.winsorised = self._limits.applied(table, self._rows)
+        if self.winsorised:
+            _LOG.warning("FedIPW: %d answers lie outside what other clients answered and are "
+                         "taken at its edge", self.winsorised)  # fmt: skip
+        table = table.with_columns(
             pl.Series(INVITED, flags),
             pl.when(AVAILABLE).then(pl.lit(prob)).otherwise(None).alias(INVITE_PROB),
             pl.lit(attendance.opened_at).alias(OPENED_AT),
@@ -215,6 +232,10 @@ def round_metrics(available: int, outcomes: RoundOutcomes, found: RoundWeights |
         "effective-replies": found.effective_replies,
         "participation-smallest": float(replies.participation_prob.min()),
     }
+    if found.imbalance is not None:
+        values["imbalance-enrolled"] = found.imbalance.enrolled
+        if np.isfinite(found.imbalance.respondents):
+            values["imbalance-respondents"] = found.imbalance.respondents
     if not np.isnan(replies.inclusion_prob).any():
         values["inclusion-smallest"] = float(replies.inclusion_prob.min())
     return values
@@ -237,3 +258,8 @@ def log_round(
         found.total, found.effective_replies, found.replies.source.value,
         f"; {found.note}" if found.note else "",
     )  # fmt: skip
+    if found.few:
+        _LOG.warning(
+            "FedIPW: few replies carry the weight of round %d: %d replies count as %.3g",
+            index, len(found.weights), found.effective_replies,
+        )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any, Self
@@ -21,6 +21,7 @@ from fedipw.numerics.compiled import squared_distance
 from fedipw.numerics.threads import over_ranges
 from fedipw.weighting.weigher import RoundWeights
 
+MEDIAN_OF = 3  # replies in a round before updates are compared with their median
 _STYPE = "numpy.ndarray"
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _Names = tuple[Any, ...]
@@ -41,7 +42,9 @@ class Screen:
     .. math:: \Delta_i \leftarrow c_i \Delta_i, \quad
        c_i = \min(1, C / \lVert \Delta_i \rVert), \qquad (O6)
 
-    so that no client moves the aggregate by more than :math:`C \max_i |w_i|`. For the weights a
+    so that no client moves the aggregate by more than :math:`C \max_i |w_i|`. Without ``clip``
+    an update longer than ``clip_at_median`` times the median norm of the round's replies is
+    clipped to that, in rounds of three replies or more. For the weights a
     refused client did not take part: a limit that clients exceed because of their data selects on
     the outcome, and no weight corrects that. Clipping biases the sum too, but keeps every client.
 
@@ -50,16 +53,32 @@ class Screen:
     max_norm
         Largest norm of an update that is accepted.
     clip
-        C; updates are not clipped by default.
+        C, the same in all rounds, as noise needs it.
+    clip_at_median
+        Multiple of the round's median norm; none to leave updates as long as they are.
     """
 
     max_norm: float = 1e6
     clip: float | None = None
+    clip_at_median: float | None = 10.0
 
     def __post_init__(self) -> None:
         check_positive(self.max_norm, "max_norm")
         if self.clip is not None:
             check_positive(self.clip, "clip")
+        if self.clip_at_median is not None and not self.clip_at_median >= 1.0:
+            raise InputError(
+                f"clip_at_median must be 1 or more, not {self.clip_at_median!r}: half of the "
+                "updates would be cut."
+            )
+
+    def limit(self, norms: Sequence[float]) -> float:
+        """Return the norm that updates are clipped to in a round with these norms."""
+        if self.clip is not None:
+            return self.clip
+        if self.clip_at_median is None or len(norms) < MEDIAN_OF:
+            return math.inf
+        return self.clip_at_median * float(np.median(norms)) or math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +155,14 @@ class Screened:
 
     factors: Mapping[int, float]  # c_i by place (O6), 1 where nothing is clipped
     largest_norm: float  # before clipping
+    limit: float  # after clipping
 
-    def metrics(self, found: RoundWeights | None, screen: Screen, *, private: bool) -> Values:
+    def metrics(self, found: RoundWeights | None, *, private: bool) -> Values:
         """Return metrics of the updates; if they are private, only those that do not read them."""
         values: Values = {} if private else {"update-norm-largest": self.largest_norm}
-        if screen.clip is not None:
+        if math.isfinite(self.limit):
             largest = 0.0 if found is None else float(np.abs(found.weights).max())
-            values["influence"] = screen.clip * largest
+            values["influence"] = self.limit * largest
             if not private:
                 values["clipped"] = sum(factor < 1.0 for factor in self.factors.values())
         return values
@@ -163,7 +183,9 @@ def screened(outcomes: RoundOutcomes, sent: SentModel, screen: Screen) -> Screen
 
     size = sum(array.size for array in sent.arrays.values())
     over_ranges(len(places), norms, work=float(size * len(places)))
-    limit = math.inf if screen.clip is None else screen.clip
+    norms_found = [norm for norm in found if isinstance(norm, float)]
+    floating = all(array.dtype.kind == "f" for array in sent.arrays.values())
+    limit = screen.limit(norms_found) if floating else math.inf
     factors, largest = {}, 0.0
     for place, norm in zip(places, found, strict=True):
         if isinstance(norm, _RefusedError):
@@ -171,7 +193,7 @@ def screened(outcomes: RoundOutcomes, sent: SentModel, screen: Screen) -> Screen
             continue
         largest = max(largest, norm)
         factors[place] = limit / norm if norm > limit else 1.0
-    return Screened(factors, largest)
+    return Screened(factors, largest, limit)
 
 
 def screened_metrics(outcomes: RoundOutcomes) -> None:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedipw.combining.tail import TailAverage, tail_length
 from fedipw.errors import DivergedError, InputError
 from fedipw.flower.augmentation import Augmenter
 from fedipw.flower.config import RunConfig
 from fedipw.flower.evaluation import Evaluator
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
+from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.privacy import GaussianNoise, NoisySums
 from fedipw.flower.roster import Roster, VisibleGrid
@@ -86,6 +88,12 @@ class FedIPW(Strategy):
         separate those selected from the rest.
     ask_timeout
         Seconds to wait for clients' descriptions.
+    winsorise
+        Numbers that clients answer are taken inside this quantile of what the other clients
+        answered; none to take them as they are.
+    average
+        The model returned is the average of the models of this last fraction of the rounds, and
+        ``last_model`` the last one; none to return the last.
     seed
         Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
     clock
@@ -137,6 +145,8 @@ class FedIPW(Strategy):
         score_calibration: str | None = None,
         l2: float = 0.0,
         ask_timeout: float = 60.0,
+        winsorise: float | None = 0.99,
+        average: float | None = 0.2,
         seed: int = 0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -165,7 +175,8 @@ class FedIPW(Strategy):
                 "guarantee does not cover: with noise use a method without a regression, such as "
                 "fedipw-hajek."
             )
-        self.rounds = Rounds(self.config.stage, rounds, self.config.plan)
+        limits = CovariateLimits(members, self.config.columns, winsorise)
+        self.rounds = Rounds(self.config.stage, rounds, self.config.plan, limits)
         self.roster = Roster(
             members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
         )
@@ -174,6 +185,10 @@ class FedIPW(Strategy):
             self.config, self._directory / "evaluation", self.journal, self.key
         )
         self._inner = InnerState(strategy)
+        self._average, self._tail, self._tail_from = average, TailAverage(), 1
+        if average is not None:
+            tail_length(1, average)
+        self.last_model: ArrayRecord | None = None  # after the last closed round
         self._sent: SentModel | None = None
         self._ttl: float | None = None
 
@@ -182,7 +197,7 @@ class FedIPW(Strategy):
         lines = [
             *self.config.lines(),
             f"replies with updates beyond norm {self.screen.max_norm:g} are refused",
-            self.config.influence(self.screen.clip),
+            self.config.influence(self.screen),
         ]
         if self.noise is not None:
             lines += [f"{self.noise.settings}; epsilon spent so far {self.noise.epsilon:.4g}"]
@@ -215,7 +230,8 @@ class FedIPW(Strategy):
             _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
                       type(self.strategy).__name__, num_rounds, self.rounds.closed)  # fmt: skip
             self.summary()
-            result.arrays = arrays
+            self._begin_tail(num_rounds)
+            result.arrays = self.last_model = arrays
             for index in range(self.rounds.closed, num_rounds + 1):
                 if index > self.rounds.closed:
                     spent = "" if self.noise is None else self.noise.exhausted
@@ -229,15 +245,34 @@ class FedIPW(Strategy):
                     made, metrics = self.aggregate_train(index, replies)
                     arrays = arrays if made is None else made
                     _put(result.train_metrics_clientapp, index, metrics)
-                result.arrays = arrays
+                result.arrays = self.last_model = arrays
                 if index > 0:
                     self._evaluated(index, arrays, evaluate_config, grid, result)
                 if evaluate_fn is not None and self.journal.read(SERVER, index) is None:
                     found = evaluate_fn(index, arrays)
                     self.journal.write(SERVER, index, found)
                     _put(result.evaluate_metrics_serverapp, index, found)
+        if self._tail.count > 1:
+            mean = self._tail.mean()
+            result.arrays = ArrayRecord({name: Array(array) for name, array in mean.items()})
+            _LOG.info("FedIPW returns the average of the models after the last %d rounds; "
+                      "last_model is the last one", self._tail.count)  # fmt: skip
         _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
         return result
+
+    def _begin_tail(self, rounds: int) -> None:
+        """Prepare the average of the last rounds of a run of so many."""
+        if self._average is None:
+            self._tail_from = rounds + 1
+            return
+        first = rounds - tail_length(rounds, self._average) + 1
+        if first != self._tail_from:  # another end than the saved average was for
+            self._tail = TailAverage()
+        self._tail_from = first
+        missed = self.rounds.closed - first + 1 - self._tail.count
+        if missed > 0:
+            _LOG.warning("FedIPW: the average leaves out %d rounds that closed before this start "
+                         "set its end", missed)  # fmt: skip
 
     def _evaluated(
         self, index: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, result: Result
@@ -274,6 +309,7 @@ class FedIPW(Strategy):
             self.noise.restore(state["noise"])
         if self.augmenter is not None:
             self.augmenter.restore(state["augmentation"])
+        self._tail, self._tail_from = TailAverage.of(state["tail"]), int(state["tail"]["first"])
         for index in range(done + 1):
             _put(result.train_metrics_clientapp, index, self.journal.metrics(TRAINED, index))
             _put(result.evaluate_metrics_clientapp, index, self.evaluator.done(index))
@@ -329,14 +365,20 @@ class FedIPW(Strategy):
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
         add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
-        add_metrics(metrics, screening.metrics(found, self.screen, private=private))
+        add_metrics(metrics, screening.metrics(found, private=private))
+        add_metrics(metrics, {"winsorised": self.rounds.winsorised})
         if self.noise is not None:
             add_metrics(metrics, {"epsilon": self.noise.epsilon})
         log_round("training", server_round, outcomes, found, self.rounds.ids)
         model = sent.record if arrays is None else arrays
         noise = None if self.noise is None else self.noise.state()
         kept = {} if self.augmenter is None else self.augmenter.state()
-        state = {"inner": self._inner.packed(), "noise": noise, "augmentation": kept}
+        if server_round >= self._tail_from:
+            self._tail.add({name: array_view(array) for name, array in model.items()})
+        tail = {"first": self._tail_from, **self._tail.state()}
+        state = {
+            "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
+        }  # fmt: skip
         self.journal.save_model(server_round, model, state)
         self.journal.write(TRAINED, server_round, metrics)
         self.rounds.close(outcomes)

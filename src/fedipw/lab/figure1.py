@@ -17,8 +17,9 @@ import numpy as np
 import polars as pl
 
 from fedipw.calibration import Distance, Entropy, Quadratic
+from fedipw.combining.tail import tail_length
 from fedipw.errors import InfeasibleError, InputError
-from fedipw.lab.engine import Simulation, tail_length
+from fedipw.lab.engine import Simulation
 from fedipw.lab.figure1_page import Curve, draw_figure, figure_page
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import LogisticEnrollment

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import polars as pl
 
+from fedipw.combining.tail import tail_length
 from fedipw.errors import InputError
 from fedipw.lab.engine import (
     Composition,
@@ -23,7 +24,6 @@ from fedipw.lab.engine import (
     RuleSettings,
     Simulation,
     Training,
-    tail_length,
 )
 from fedipw.lab.gaps import Gaps
 from fedipw.lab.mechanisms import (

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from fedipw.combining.tail import tail_length
 from fedipw.errors import DivergedError, FedIPWError, InputError, WorkerLostError
 from fedipw.lab.comparison import RESULT, StudyTables
-from fedipw.lab.engine import History, Simulation, tail_length
+from fedipw.lab.engine import History, Simulation
 from fedipw.lab.files import environment, fingerprint_of
 from fedipw.lab.pool import pooled
 from fedipw.lab.scenario import Scenario

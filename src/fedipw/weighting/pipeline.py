@@ -37,7 +37,7 @@ from fedipw.weighting.functions import (
     trimmed,
 )
 from fedipw.weighting.online import OnlineSettings, OnlineState
-from fedipw.weighting.weigher import EnrollmentState, Replies, RoundWeights
+from fedipw.weighting.weigher import EnrollmentState, Imbalance, Replies, RoundWeights
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray
@@ -213,6 +213,11 @@ class CalibrationRule(Protocol):
 
     def standing(self, weighing: Weighing) -> FloatArray | None:
         """Return what each client stands for by what was learnt, (n,)."""
+        del weighing
+        return None
+
+    def imbalance(self, weighing: Weighing) -> Imbalance | None:
+        """Return how far means are from the population's, where calibration goes on."""
         del weighing
         return None
 
@@ -414,6 +419,14 @@ class AsYouGo(CalibrationRule):
         assert learnt is not None
         balance = weighing.state.balance_for(weighing.method.name, self.balance)
         return learnt.factors(learnt.standardised(balance.matrix, balance.mean), self.settings)
+
+    def imbalance(self, weighing: Weighing) -> Imbalance | None:
+        """Return the imbalance of the enrolled, and what is left of it in the replies so far."""
+        learnt = weighing.learnt
+        assert learnt is not None
+        balance = weighing.state.balance_for(weighing.method.name, self.balance)
+        apart = learnt.standardised(balance.matrix[balance.enrolled].mean(axis=0), balance.mean)
+        return Imbalance(float(np.abs(apart).max(initial=0.0)), learnt.imbalance)
 
     def _at(self, replies: Replies, weighing: Weighing) -> tuple[OnlineState, FloatArray]:
         learnt = weighing.learnt
@@ -876,6 +889,7 @@ class Weighing:
             trimming=report,
             unguarded=weights,
             effective_clients=clients,
+            imbalance=self.method.calibration.imbalance(self),
             note=note,
         )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedipw.tables.population import Members
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.sources import ParticipationSource
-    from fedipw.weighting.weigher import RoundWeights
+    from fedipw.weighting.weigher import Imbalance, RoundWeights
 
 Progress = Callable[[int, int], None]
 
@@ -91,6 +91,8 @@ class Record(Observer):
     notes: Counter[str] = field(default_factory=Counter)
     negative: int = 0
     trimmed: int = 0
+    few_effective: int = 0  # rounds in which few replies carry the weight
+    imbalance: Imbalance | None = None  # before the last round, of calibration as you go
     smallest_participation: float = np.inf
     smallest_inclusion: float = np.inf
     effective: list[float] = field(default_factory=list)
@@ -123,6 +125,8 @@ class Record(Observer):
         self.weighed_replies += len(found.weights)
         self.negative += found.negative
         self.trimmed += 0 if found.trimming is None else found.trimming.changed
+        self.few_effective += int(found.weights.any() and found.few)
+        self.imbalance = found.imbalance
         if found.note:
             self.notes[found.note] += 1
         replies = found.replies
@@ -146,8 +150,9 @@ class Record(Observer):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without the models."""
-        plain = ("rounds", "replies", "negative", "trimmed", "refits", "passes", "left_out",
-                 "rows_left_out")  # fmt: skip
+        plain = ("rounds", "replies", "negative", "trimmed", "few_effective", "refits", "passes",
+                 "left_out", "rows_left_out")  # fmt: skip
+        left = self.imbalance
         return {
             **{name: getattr(self, name) for name in plain},
             "weighed": self.weighed_replies,
@@ -160,6 +165,9 @@ class Record(Observer):
             "mean_effective_replies": _number(float(np.mean(self.effective or [np.nan]))),
             "enrolled_effective": _number(self.enrolled_effective),
             "mean_weight_sum": _number(float(np.mean(self.totals or [np.nan]))),
+            "imbalance": None
+            if left is None
+            else {"enrolled": _number(left.enrolled), "respondents": _number(left.respondents)},
         }
 
 

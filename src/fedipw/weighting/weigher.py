@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedipw.weighting.pipeline import Method, Weighing
     from fedipw.weighting.sources import ParticipationSource
 
+FEW_REPLIES = 5.0  # effective replies below which a round is warned of
 LEARNT = "learnt"  # by calibrations that go on from round to round, in a saved state
 
 
@@ -106,6 +107,14 @@ class Replies:
         return self.enrollment_prob * self.participation_prob
 
 
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """Largest standardised differences from the population's means, before a round."""
+
+    enrolled: float  # of all enrolled clients, unweighted
+    respondents: float  # of the weighted replies remembered, NaN before the first round
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundWeights:
     """The weights of a round's replies under one method, and what its guard changed."""
@@ -115,7 +124,14 @@ class RoundWeights:
     unguarded: FloatArray  # (m,) before the guard
     trimming: TrimReport | None = None
     effective_clients: float = np.nan  # enrolled, under enrollment weights, for augmentation
+    imbalance: Imbalance | None = None  # of calibration as you go
     note: str = ""  # what the method could not do in this round
+
+    @property
+    def few(self) -> bool:
+        """Whether few replies carry the weight: fewer than 5, or than a third of them (W10)."""
+        effective = self.effective_replies
+        return effective < FEW_REPLIES or effective < len(self.weights) / 3.0
 
     @property
     def negative(self) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedipw.combining.tail import tail_length
 from fedipw.errors import InputError, WorkerLostError
 from fedipw.lab.comparison import StudyTables
-from fedipw.lab.engine import tail_length
 from fedipw.lab.mechanisms import LogisticEnrollment
 from fedipw.lab.pool import pooled
 from fedipw.lab.scenario import PropensitySettings, Scenario, TrainingSettings

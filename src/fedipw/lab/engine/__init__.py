@@ -1,7 +1,7 @@
 """The in-process engine: local training, combining, the loop, checkpoints."""
 
 from fedipw.lab.engine.composition import Composition, MemoryWeights, Regressed
-from fedipw.lab.engine.history import History, tail_length
+from fedipw.lab.engine.history import History
 from fedipw.lab.engine.local import LocalWork, LogisticTrainer, RoundWork, Trainer
 from fedipw.lab.engine.rules import RuleSettings, work_done
 from fedipw.lab.engine.server import Adam, Amplified, Momentum, PlainStep, ServerStep, Yogi
@@ -10,5 +10,5 @@ from fedipw.lab.engine.simulation import Federation, Simulation, Training
 __all__ = [
     "Adam", "Amplified", "Composition", "Federation", "History", "LocalWork", "LogisticTrainer",
     "MemoryWeights", "Momentum", "PlainStep", "Regressed", "RoundWork", "RuleSettings",
-    "ServerStep", "Simulation", "Trainer", "Training", "Yogi", "tail_length", "work_done",
+    "ServerStep", "Simulation", "Trainer", "Training", "Yogi", "work_done",
 ]  # fmt: skip

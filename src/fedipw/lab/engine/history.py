@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from fedipw.combining.tail import tail_length
 from fedipw.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,14 +79,3 @@ class History:
             )
             for m, name in enumerate(self.methods)
         )
-
-
-def tail_length(rounds: int, fraction: float) -> int:
-    """Return how many last rounds a fraction stands for, at least one.
-
-    >>> tail_length(600, 0.2), tail_length(3, 0.2)
-    (120, 1)
-    """
-    if not 0.0 < fraction <= 1.0:
-        raise InputError(f"A tail must be a fraction in (0, 1], not {fraction!r}.")
-    return max(1, math.ceil(fraction * rounds - 1e-9))
