@@ -102,7 +102,6 @@ def test_estimates_from_gradients_stay_inside_the_exact_constants(
     guess = estimated_constants(points, gradients, 0.1)
     assert L2 <= guess.strong_convexity <= guess.smoothness <= exact.smoothness
     assert guess.population_size == 40
-    assert not guess.convex_clients
     assert guess.grades is not None
     assert guess.grades["smoothness"] is Grade.ESTIMATED
 
