@@ -222,6 +222,23 @@ def test_the_efficiency_bound_lies_a_third_below_the_oracle() -> None:
     np.testing.assert_allclose(practice, exact, rtol=0.3)
 
 
+def test_participation_only_is_below_the_efficiency_bound_only_where_nothing_shifts() -> None:
+    """Mean of its limit, equal weights of the enrolled, over 200 draws of enrollment."""
+    unshifted = Testbed(shift=0.0, concept_shift=0.0, intercept_loadings=(0.0, 0.0, 0.0))
+    for bed, low, high in ((unshifted, 0.4, 0.6), (Testbed(), 30.0, 90.0)):
+        drawn, rng = bed.draw(np.random.default_rng(0)), np.random.default_rng(7)
+        target = FederatedLogistic(drawn.clients, 0.05, target_weights(drawn.clients))
+        prob, best = LogisticEnrollment()(drawn.population), target.minimum()
+        excess = []
+        for _ in range(200):
+            enrolled = enrollment_draw(prob, rng).astype(np.float64)
+            limit = FederatedLogistic(drawn.clients, 0.05, enrolled).minimum(best.point).point
+            excess.append(target.losses(limit)[0] - best.value)
+        Z = drawn.population.matrix()
+        variance = redrawn_variance(bed, Z, best.point, 0.05, rng)
+        assert low < np.mean(excess) / efficiency_bound(target, prob, variance) < high
+
+
 def test_redrawn_variance_is_the_variance_over_clients_of_the_same_kind() -> None:
     """Clients that all share one Z: their own spread against the redrawn one, 5%."""
     bed, rng = Testbed(size=10), np.random.default_rng(2)
