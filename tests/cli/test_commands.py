@@ -1,6 +1,7 @@
 """The commands as a user runs them: exit codes, files, a real process killed and resumed."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,9 @@ def test_simulate_prints_the_errors_and_what_the_theorem_says(config: Path, tmp_
     assert code == 0, error
     for words in ("optimisation", "lottery", "bias", "Oracle IPW: outside the theorem"):
         assert words in printed
+    said = " ".join(printed.split())
+    assert "no regular weighting that is consistent for the target under selection" in said
+    assert "such as participation-only, can lie below it" in said
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
@@ -136,6 +140,8 @@ def test_reproduce_prints_a_table_and_where_the_page_is(tmp_path: Path) -> None:
     assert "Participation-only IPW" in printed
     assert "three parts" in printed
     assert str(tmp_path / "out" / "index.html") in printed
+    for text in (printed, (tmp_path / "out" / "index.html").read_text()):
+        assert re.search(r"regular\s+weighting\s+that\s+is\s+consistent", text)
 
 
 @pytest.mark.parametrize("command", ["reproduce", "simulate"])

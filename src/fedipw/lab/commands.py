@@ -56,8 +56,8 @@ def reproduce(
     _print_errors(made.errors)
     lottery, least = made.costs["lottery_term"], made.costs["efficiency_bound"]
     say(
-        f"One draw of enrollment costs the oracle {lottery:.2g} on average, any regular "
-        f"weighting at least {least:.2g}."
+        f"One draw of enrollment costs the oracle {lottery:.2g} on average, and any regular "
+        f"weighting that is consistent under selection at least {least:.2g}."
     )
     say(f"Open {out / 'index.html'}")
 

@@ -170,9 +170,14 @@ def theory_notes(summary: dict[str, Any]) -> list[str]:
     if not problem:
         return []
     lottery, least = number(problem["lottery_term"]), number(problem["efficiency_bound"])
+    bound = (
+        f"Efficiency bound: {least}. In large populations no regular weighting that is consistent "
+        "for the target under selection has a smaller mean. One that is not, such as "
+        "participation-only, can lie below it where enrollment does not predict updates."
+    )
     return [
         f"Mean excess loss over draws of enrollment: {lottery} for the oracle's limit.",
-        f"No regular weighting has a mean below {least}.",
+        bound,
         *(
             f"{look_of(name).label}: {row['theory']['bound']['statement']}."
             for name, row in summary["methods"].items()

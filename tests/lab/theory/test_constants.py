@@ -102,7 +102,6 @@ def test_estimates_from_gradients_stay_inside_the_exact_constants(
     guess = estimated_constants(points, gradients, 0.1)
     assert L2 <= guess.strong_convexity <= guess.smoothness <= exact.smoothness
     assert guess.population_size == 40
-    assert not guess.convex_clients
     assert guess.grades is not None
     assert guess.grades["smoothness"] is Grade.ESTIMATED
 
@@ -221,6 +220,23 @@ def test_the_efficiency_bound_lies_a_third_below_the_oracle() -> None:
         gradients[enrolled], Z[enrolled], prob[enrolled], target.sums(best.point).hessian
     )
     np.testing.assert_allclose(practice, exact, rtol=0.3)
+
+
+def test_participation_only_is_below_the_efficiency_bound_only_where_nothing_shifts() -> None:
+    """Mean of its limit, equal weights of the enrolled, over 200 draws of enrollment."""
+    unshifted = Testbed(shift=0.0, concept_shift=0.0, intercept_loadings=(0.0, 0.0, 0.0))
+    for bed, low, high in ((unshifted, 0.4, 0.6), (Testbed(), 30.0, 90.0)):
+        drawn, rng = bed.draw(np.random.default_rng(0)), np.random.default_rng(7)
+        target = FederatedLogistic(drawn.clients, 0.05, target_weights(drawn.clients))
+        prob, best = LogisticEnrollment()(drawn.population), target.minimum()
+        excess = []
+        for _ in range(200):
+            enrolled = enrollment_draw(prob, rng).astype(np.float64)
+            limit = FederatedLogistic(drawn.clients, 0.05, enrolled).minimum(best.point).point
+            excess.append(target.losses(limit)[0] - best.value)
+        Z = drawn.population.matrix()
+        variance = redrawn_variance(bed, Z, best.point, 0.05, rng)
+        assert low < np.mean(excess) / efficiency_bound(target, prob, variance) < high
 
 
 def test_redrawn_variance_is_the_variance_over_clients_of_the_same_kind() -> None:

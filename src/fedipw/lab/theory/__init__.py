@@ -35,13 +35,14 @@ from fedipw.lab.theory.floors import (
     sensitivity_floor,
     weight_errors,
 )
-from fedipw.lab.theory.instances import CurvedPair, TwoClients, UnequalPair
+from fedipw.lab.theory.instances import ConvexTriple, CurvedPair, TwoClients, UnequalPair
 from fedipw.lab.theory.limit import ErrorParts, LimitWeights, error_parts, lottery_term
 from fedipw.lab.theory.objective import FederatedLogistic, target_weights
 
 __all__ = [
-    "Bound", "Condition", "CurvedPair", "ErrorParts", "FederatedLogistic", "Grade", "LimitWeights",
-    "ProblemConstants", "Schedule", "SensitivityFloor", "TwoClients", "UnequalPair", "WeightErrors",
+    "Bound", "Condition", "ConvexTriple", "CurvedPair", "ErrorParts", "FederatedLogistic", "Grade",
+    "LimitWeights", "ProblemConstants", "Schedule", "SensitivityFloor", "TwoClients", "UnequalPair",
+    "WeightErrors",
     "convergence_bound", "efficiency_bound", "enrollment_costs", "error_parts",
     "estimated_constants", "estimated_efficiency_bound", "exact_floor", "first_order_floor",
     "largest_floor", "logistic_constants", "lottery_term", "participation_only_errors",

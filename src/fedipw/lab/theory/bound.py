@@ -70,8 +70,6 @@ class Bound:
     drift: float
     floor: float
     conditions: tuple[Condition, ...]
-    drift_condition: Condition
-    convex_clients: bool
 
     @property
     def total(self) -> float:
@@ -80,31 +78,17 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """Whether every condition holds: clients convex, or the drift condition, among them."""
-        return all(c.holds for c in self.conditions) and (
-            self.convex_clients or self.drift_condition.holds
-        )
+        """Whether every condition holds, that on drift among them, so that the bound is proved.
 
-    @property
-    def proved(self) -> bool:
-        """Whether the constants are proved, not only illustrative: the drift condition holds."""
-        return all(c.holds for c in self.conditions) and self.drift_condition.holds
+        Convex clients need the drift condition too: see
+        :class:`~fedipw.lab.theory.ConvexTriple`.
+        """
+        return all(c.holds for c in self.conditions)
 
     @property
     def statement(self) -> str:
         """Say in words whether the bound applies, and which condition fails."""
-        failed = [str(c) for c in self.conditions if not c.holds]
-        if not (self.convex_clients or self.drift_condition.holds):
-            failed.append(f"{self.drift_condition} and clients need not be convex")
-        if failed:
-            return "; ".join(failed)
-        if self.proved:
-            return "inside the theorem"
-        return (
-            "inside the theorem for convex clients; its constants are illustrative here "
-            f"({self.drift_condition.name} = {self.drift_condition.value:.3g} > "
-            f"{self.drift_condition.limit:.3g})"
-        )
+        return "; ".join(str(c) for c in self.conditions if not c.holds) or "inside the theorem"
 
 
 def variance_constant(problem: ProblemConstants, schedule: Schedule) -> float:
@@ -166,6 +150,11 @@ def convergence_bound(
         Condition(
             name="eps_w^2", value=weight_error**2, limit=SMALL_ERROR * mu / (L * problem.growth**2)
         ),
+        Condition(
+            name="drift (eta~ L)^2 kappa B^2 / gamma^2",
+            value=(step * L) ** 2 * problem.condition * problem.growth**2 / gamma**2,
+            limit=SMALL_DRIFT,
+        ),
     )
     return Bound(
         transient=contraction**schedule.rounds * initial_gap,
@@ -173,12 +162,6 @@ def convergence_bound(
         drift=DRIFT * (step * L) ** 2 * G**2 / (gamma**2 * mu),
         floor=FLOOR * weight_error**2 * G**2 / mu,
         conditions=conditions,
-        drift_condition=Condition(
-            name="(eta~ L)^2 kappa B^2 / gamma^2",
-            value=(step * L) ** 2 * problem.condition * problem.growth**2 / gamma**2,
-            limit=SMALL_DRIFT,
-        ),
-        convex_clients=problem.convex_clients,
     )
 
 
@@ -250,6 +233,6 @@ def recommended_schedule(
         server_step=server_step,
     )
     bound = convergence_bound(problem, advice, initial_gap=initial_gap, weight_error=weight_error)
-    if not bound.proved:
+    if not bound.holds:
         raise InputError(f"No schedule can be recommended: {bound.statement}.")
     return advice

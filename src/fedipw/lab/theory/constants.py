@@ -48,7 +48,6 @@ class ProblemConstants:
     least_prob: float  # p_min
     growth: float = 1.0  # B, at least 1
     noise: float = 0.0  # sigma, of one stochastic gradient
-    convex_clients: bool = True
     grades: Mapping[str, Grade] | None = None  # by name of the constant
 
     def __post_init__(self) -> None:
@@ -121,7 +120,6 @@ def logistic_constants(
         noise=noise,
         population_size=target.clients.size,
         least_prob=least_prob,
-        convex_clients=True,
         grades={
             "smoothness": Grade.EXACT,
             "strong_convexity": Grade.EXACT,
@@ -158,7 +156,7 @@ def estimated_constants(
     ``points`` is (T, d) and ``gradients`` (T, n, d), for instance updates divided by minus the
     step. L is the steepest change of a client's gradient between two points, mu the flattest of the
     mean gradient, G the root mean square where the mean gradient is smallest, B = 1. All are
-    labelled as estimates; clients are not assumed to be convex.
+    labelled as estimates.
     """
     theta, grads = np.asarray(points, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
     if theta.ndim != 2 or grads.ndim != 3 or len(theta) < 2 or len(theta) != len(grads):
@@ -195,6 +193,5 @@ def estimated_constants(
         noise=noise,
         population_size=grads.shape[1] if population_size is None else population_size,
         least_prob=least_prob,
-        convex_clients=False,
         grades={**estimated, "noise": Grade.GIVEN, "least_prob": Grade.GIVEN},
     )

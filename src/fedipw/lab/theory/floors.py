@@ -191,7 +191,7 @@ def _tilted(
 def efficiency_bound(
     target: FederatedLogistic, enrollment_prob: FloatArray, variance: FloatArray
 ) -> float:
-    r"""Return the expected excess loss no regular weighting can beat.
+    r"""Return the least expected excess loss of regular weightings consistent under selection.
 
     .. math:: \frac{1}{2N}\, \text{tr}\left(H^{-1}\, \text{mean}\left[
        \frac{1 - \pi_i}{\pi_i} \text{Var}(\nabla f_i \mid Z_i)\right]\right)
@@ -199,7 +199,9 @@ def efficiency_bound(
 
     ``variance`` is :math:`\text{Var}(\nabla f_i \mid Z_i)`, (N, d + 1, d + 1): from
     :func:`redrawn_variance` on synthetic data, from :func:`residual_variance` in practice. The
-    oracle has the raw second moment in its place (L3), so it is no lower bound.
+    oracle has the raw second moment in its place (L3), so it is no lower bound. A weighting that
+    is not consistent under selection, such as participation-only, can lie below where enrollment
+    does not predict gradients.
     """
     prob = check_probability(enrollment_prob, "enrollment_prob")
     check_rows(target.clients.size, enrollment_prob=prob, variance=variance)

@@ -1,11 +1,17 @@
-"""Small problems with known answers: the lower bound, and where the printed theorem fails."""
+"""Small problems with known answers: the lower bound, and where bounds fail."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_positive
+
+if TYPE_CHECKING:
+    from fedipw.numerics import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,55 @@ class CurvedPair:
         up = (1.0 - eta * self.smoothness) ** local_steps
         down = (1.0 + eta * (self.smoothness - 2.0 * self.strong_convexity)) ** local_steps
         return 0.5 * (up + down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvexTriple:
+    r"""Convex clients with one common minimiser, in the plane, whose excess loss first rises.
+
+    .. math:: f_1 = \tfrac12 (x + \sqrt{\mu}\, y)^2, \qquad
+       f_2 = f_3 = \tfrac12 (\tfrac12 x - \sqrt{\mu}\, y)^2, \qquad
+       F = \tfrac14 x^2 + \tfrac{\mu}{2} y^2
+
+    in equal shares of a population as large as one likes: L = 1 + mu, B = 1, G = sigma = 0. Local
+    drift moves error from the flat direction into the steep one, where it costs more. So convexity
+    of every client does not replace the drift condition of (T6).
+
+    >>> triple = ConvexTriple(strong_convexity=1e-5)
+    >>> float(round(triple.growth(local_steps=200, effective_step=1 / 8, rounds=30), 6))
+    1.000275
+    """
+
+    strong_convexity: float  # mu
+
+    def __post_init__(self) -> None:
+        check_positive(self.strong_convexity, "strong_convexity")
+        if self.strong_convexity > 0.5:
+            raise InputError(
+                f"mu must be at most 1/2, the steep curvature, not {self.strong_convexity!r}."
+            )
+
+    @property
+    def curvatures(self) -> FloatArray:
+        """The clients' Hessians, each of rank one, (3, 2, 2)."""
+        flat = np.sqrt(self.strong_convexity)
+        slopes = np.array([[1.0, flat], [0.5, -flat], [0.5, -flat]])
+        outer: FloatArray = slopes[:, :, None] * slopes[:, None, :]
+        return outer
+
+    def round_map(self, local_steps: int, effective_step: float) -> FloatArray:
+        """Return the matrix by which theta is multiplied in one round (server step 1), (2, 2)."""
+        if local_steps < 1:
+            raise InputError(f"K must be at least 1 local step, not {local_steps}.")
+        local_step = np.eye(2) - effective_step / local_steps * self.curvatures
+        mean: FloatArray = np.linalg.matrix_power(local_step, local_steps).mean(axis=0)
+        return mean
+
+    def growth(self, local_steps: int, effective_step: float, rounds: int) -> float:
+        """Return the largest (F(theta_R) - F*) / (F(theta_0) - F*) over all starts."""
+        root = np.sqrt([0.5, self.strong_convexity])  # of F's Hessian, which is diagonal
+        after = np.linalg.matrix_power(self.round_map(local_steps, effective_step), rounds)
+        return float(np.linalg.norm(root[:, None] * after / root, 2) ** 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
