@@ -75,7 +75,7 @@ def test_totals_take_the_place_of_the_table(made: Any) -> None:
     means = {"age": float(devices["age"].mean()), "region[north]": 0.25}
     population = fedipw.Population.from_totals(inside, means, size=400)
     found = fedipw.weigh(population, ledger, participation="battery")
-    assert found.method == "calibrated-quadratic"
+    assert found.method == "calibrated-entropy-hajek"
     assert "enrollment_weight" in found.table.columns
 
 

@@ -12,7 +12,7 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 1
     exec(compile(blocks[0], str(README), "exec"), {})
-    assert "Weights(fedipw:" in capsys.readouterr().out
+    assert "Weights(fedipw-hajek:" in capsys.readouterr().out
 
 
 def test_what_it_links_to_is_there() -> None:

@@ -137,7 +137,7 @@ def test_totals_alone_say_what_they_cannot_tell(
     found, _ = files.put().audit(*sized, *loss, source="targets")
     assert found["sizes"]["population"] == size
     assert not found["sizes"]["population_table"]
-    assert found["settings"]["scheme"] == "calibrated-quadratic"
+    assert found["settings"]["scheme"] == "calibrated-entropy-hajek"
     unknown = " ".join(found["unknown"])
     assert "Enrollment probabilities" in unknown
     assert ("The size of the population" in unknown) == (size is None)

@@ -97,7 +97,11 @@ def test_a_jackknife_takes_the_probabilities_of_a_classifier_as_known(files: Fil
 def test_json_holds_every_number(files: Files) -> None:
     files.put()
     found = files.evaluated("--confidence", 0.9)
-    assert (found["method"], found["rounds"], found["population_size"]) == ("fedipw", 4, 240.0)
+    assert (found["method"], found["rounds"], found["population_size"]) == (
+        "fedipw-hajek",
+        4,
+        240.0,
+    )
     names = [e["estimator"] for e in found["estimates"]]
     assert names == ["plain", "horvitz-thompson", "hajek", "greg"]
     plain, hajek = line(found, "plain"), line(found, "hajek")
@@ -194,6 +198,7 @@ def test_a_penalty_is_that_of_the_weights_command(files: Files) -> None:
     code, _, err = fedipw(
         "weights", "--population", files.where / "people.parquet", "--rounds",
         files.where / "rounds", "--participation-fit", "pooled", "--l2", 20, "--out", out,
+        "--scheme", "fedipw",
     )  # fmt: skip
     assert code == 0, err
     rows = pl.read_parquet(out).join(files.metrics, on=["unit_id", "round"])
@@ -224,7 +229,7 @@ def test_totals_alone_with_and_without_the_size(files: Files) -> None:
     age = float(files.people["age"].to_numpy().mean())
     files.targets(f"age,{age}", "rich[yes],0.5")
     found = files.evaluated("--by", "rich", source="targets")
-    assert (found["method"], found["population_size"]) == ("calibrated-quadratic", None)
+    assert (found["method"], found["population_size"]) == ("calibrated-entropy-hajek", None)
     assert line(found, "horvitz-thompson")["estimate"] is None
     sized = files.evaluated("--by", "rich", "--population-size", 240, source="targets")
     parts = [line(sized, "horvitz-thompson", f"rich = {v}")["estimate"] for v in ("no", "yes")]

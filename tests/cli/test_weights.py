@@ -44,8 +44,9 @@ def test_one_row_per_reply_in_the_columns_and_types_of_the_contract(
     assert dict(got.schema) == {"unit_id": kept, "round": pl.Int64, **FLOATS}
     replies = files.replies
     assert got.select(pl.col("unit_id").cast(pl.Int64), "round").equals(replies)
-    weights = 1 / (160 * got["inclusion_prob"])
-    np.testing.assert_allclose(got["weight"], weights, rtol=1e-12)
+    for (_,), part in got.group_by(["round"]):
+        raw = 1 / part["inclusion_prob"]
+        np.testing.assert_allclose(part["weight"], raw / raw.sum(), rtol=1e-12)
     assert {p.name for p in files.where.iterdir()} == {
         "rounds", f"people.{kind}", f"enrolled.{kind}", out,
     }  # fmt: skip
@@ -84,7 +85,7 @@ def test_the_summary_as_json_and_for_people(files: Files) -> None:
     files.edit(4, replied=pl.lit(value=False))
     files.put()
     got, summary = files.weighed("--threshold", 0.4)
-    assert summary["method"] == "fedipw"
+    assert summary["method"] == "fedipw-hajek"
     assert summary["replies"] == summary["weighed"] == got.height
     assert summary["skipped"] == {"4": "nobody replied"}
     assert sum(summary["sources"].values()) == 4
@@ -109,7 +110,7 @@ def test_targets_give_enrollment_weights_and_no_enrollment_probability(files: Fi
     files.put()
     files.targets("age,0.0\nrich[yes],0.5")
     got, summary = files.weighed(source="targets")
-    assert summary["method"] == "calibrated-quadratic"
+    assert summary["method"] == "calibrated-entropy-hajek"
     assert got.columns == [*COLUMNS, "enrollment_weight"]
     assert dict(got.schema) == {"unit_id": pl.Int64, "round": pl.Int64, **FLOATS,
                                 "enrollment_weight": pl.Float64}  # fmt: skip

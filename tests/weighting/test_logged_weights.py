@@ -221,7 +221,7 @@ def test_probabilities_and_weights_are_those_of_the_reference(
 ) -> None:
     given = world(steps=steps, category=not steps)
     wanted = expected(given, participation(given, **how))
-    got, summary = weighed(given, *options)
+    got, summary = weighed(given, *options, "--scheme", "fedipw")
     agree(got, wanted)
     np.testing.assert_allclose(got["weight"], wanted["fedipw"], rtol=CLOSE)
     assert summary["replies"] == summary["weighed"] == wanted.height
@@ -434,7 +434,7 @@ def test_a_round_uses_the_enrollment_and_history_of_those_enrolled_then(kind: st
     given, present = changing(world(9, rounds=12), kind)
     plain = replace(given, people=given.people.drop("enrolled_from", "enrolled_until"))
     plain = replace(plain, rounds=[t.drop("opened_at", strict=False) for t in given.rounds])
-    got, summary = weighed(given, "--history", "--refit-every", 1)
+    got, summary = weighed(given, "--history", "--refit-every", 1, "--scheme", "fedipw")
     part = participation(plain, history=True, every=1)
     ids, pieces = plain.inside["unit_id"], []
     for k, (table, p) in enumerate(zip(plain.rounds, part, strict=True), 1):

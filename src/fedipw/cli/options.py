@@ -157,6 +157,9 @@ class WeightOptions(ModelOptions):
     lump_below: Annotated[
         float | None, Option(help="Merge levels with a smaller share of the rows.")
     ] = None
+    soft: Annotated[
+        bool, Option("--soft", help="Approach targets that cannot be met, instead of code 3.")
+    ] = False
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:

@@ -94,6 +94,9 @@ class FedIPW(Strategy):
     average
         The model returned is the average of the models of this last fraction of the rounds, and
         ``last_model`` the last one; none to return the last.
+    soft
+        Whether targets that no weights on the enrolled can meet are approached, with a note in the
+        log; else they are an error.
     seed
         Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
     clock
@@ -147,6 +150,7 @@ class FedIPW(Strategy):
         ask_timeout: float = 60.0,
         winsorise: float | None = 0.99,
         average: float | None = 0.2,
+        soft: bool = True,
         seed: int = 0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -159,7 +163,7 @@ class FedIPW(Strategy):
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,
                 classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
-                trim=trim, missing="drop",
+                trim=trim, missing="drop", soft=soft,
             ),
         )  # fmt: skip
         if noise is not None and self.screen.clip is None:

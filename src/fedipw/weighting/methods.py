@@ -89,7 +89,6 @@ METHODS: Mapping[str, Method] = {
         _preset("calibrated-logit", "participation", "logit"),
         _preset("calibrated-inverse-logit", "participation", "inverse-logit"),
         _preset("calibrated-noise-aware", "participation", "noise-aware"),
-        _preset("calibrated-rich", "participation", "rich-inverse-logit"),
         _preset("greg", "inclusion", "greg"),
         _preset("greg-nonnegative", "inclusion", "greg-nonnegative"),
         _preset("efficient", "participation", "rich-inverse-logit", "memory"),

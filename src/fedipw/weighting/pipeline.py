@@ -199,6 +199,10 @@ class CalibrationRule(Protocol):
         del state, method
         return None
 
+    def strictly(self) -> CalibrationRule:
+        """Return the rule for which targets that cannot be met are an error."""
+        return self
+
     def begun(
         self, state: EnrollmentState, method: str, learnt: OnlineState | None
     ) -> OnlineState | None:
@@ -293,6 +297,10 @@ class OfEnrolled(CalibrationRule):
                     self.distance, state.true_prob, noise_aware=aware
                 )
         return CalibratedClients(weights, expected)
+
+    def strictly(self) -> CalibrationRule:
+        """Return the rule without its way out."""
+        return replace(self, strict=True)
 
     def _softly(self, balance: Balance, error: FedIPWError) -> CalibratedClients:
         """Return soft calibration on all columns, else on the covariates, or raise the error."""
@@ -825,6 +833,10 @@ class Method:
     def trimmed(self, times_mean: float | None) -> Method:
         """Return the method with weights cut at a multiple of a round's mean; itself if none."""
         return self if times_mean is None else replace(self, guard=Trim(times_mean))
+
+    def strictly(self) -> Method:
+        """Return the method for which targets that cannot be met are an error."""
+        return replace(self, calibration=self.calibration.strictly())
 
     def by_samples(self) -> Method:
         """Return the method for the mean over samples instead of clients."""

@@ -48,6 +48,9 @@ class Settings:
         Ridge penalty of logistic regression.
     trim
         Cut weights at this multiple of a round's mean.
+    soft
+        Approach targets that no weights on the enrolled can meet, and say so; else they are an
+        error.
     missing, lump_below
         ``error``, ``indicator`` or ``drop``; share of rows below which levels are merged.
     models
@@ -70,6 +73,7 @@ class Settings:
     score_calibration: str | None = None
     l2: float = 0.0
     trim: float | None = None
+    soft: bool = False
     missing: str = "error"
     lump_below: float | None = None
     models: Path | None = None
@@ -97,8 +101,9 @@ class Settings:
         """
         everyone = population.targets is None
         name = self.method or default_method(everyone=everyone, training=training)
+        method = method_named(name).trimmed(self.trim)
         return Plan(
-            method=method_named(name).trimmed(self.trim),
+            method=method if self.soft else method.strictly(),
             formulas=Formulas(
                 reply=self.participation,
                 availability=self.availability,
