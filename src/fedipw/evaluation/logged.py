@@ -10,6 +10,7 @@ from typing import Final, final
 import numpy as np
 import polars as pl
 
+from fedipw.calibration import Entropy
 from fedipw.errors import InputError
 from fedipw.evaluation.estimators import GregMean
 from fedipw.evaluation.phases import (
@@ -220,7 +221,7 @@ def check_method(stage: EnrollmentStage, method: Method) -> None:
             f"A population of {size:g} cannot have {members} enrolled clients: correct the "
             "population size."
         )
-    calibrated = method.calibration.distance is not None
+    calibrated = method.calibration.distance is not None or method.calibration.pools_respondents
     fitted = method.needs.probabilities and not method.calibration.balance
     if not (calibrated or fitted):
         raise InputError(
@@ -343,8 +344,12 @@ class MetricCollector(Observer):
                 f"{self._metrics.where}: no evaluated round has a reply that can be weighed."
             )
         client = np.concatenate([found.members for found in rounds])
-        models = learner.pooled(certain=True)
-        phase, inside, regression = _enrollment(self._stage, method)
+        pooled = method.calibration.pools_respondents
+        models = {} if pooled else learner.pooled(certain=True)
+        if pooled:
+            phase, inside, regression = _respondents(self._stage, method, client)
+        else:
+            phase, inside, regression = _enrollment(self._stage, method)
         n = int(inside.sum())
         codes = np.full(len(inside), n, dtype=np.int32)
         codes[inside] = np.arange(n)
@@ -370,14 +375,14 @@ class MetricCollector(Observer):
                 )
             )  # fmt: skip
             prob = prob * steps[-1].reply_prob
-        if learner.steps[-1].step.among == INVITED:
+        if learner.steps[-1].step.among == INVITED and not pooled:
             prob = prob * np.concatenate([found.invite_prob for found in rounds])[kept]
         lost = np.concatenate([found.lost for found in rounds])
         unreported = sum(found.unreported for found in rounds)
         counts = np.concatenate([found.counts for found in rounds])[kept]
         code = np.repeat(np.arange(len(rounds)), [len(found.members) for found in rounds])
         numbers = np.array([found.index for found in rounds])
-        size = self._stage.size
+        size = None if pooled else self._stage.size  # respondents stand for shares, not clients
         return LoggedSample(
             sample=TwoPhase(
                 client=codes[client[kept]].astype(np.int64),
@@ -399,6 +404,22 @@ class MetricCollector(Observer):
             unreported=unreported,
             by_classifier=tuple(by_classifier),
         )
+
+
+def _respondents(
+    stage: EnrollmentStage, method: Method, client: IntArray
+) -> tuple[EnrollmentPhase, BoolArray, None]:
+    """Return both stages as one phase: respondents calibrated with their replies as base.
+
+    ``client`` (m,) is the member behind each reply.
+    """
+    replies = np.bincount(client, minlength=stage.members.size)
+    heard = replies > 0
+    state = StagedEnrollment(stage, method).at(heard)
+    inside = state.enrolled
+    balance = state.balance_for(method.name, method.calibration.balance)
+    counts = replies[inside].astype(np.float64)
+    return CalibratedEnrollment.of(balance, Entropy(), counts), inside, None
 
 
 def _enrollment(

@@ -260,6 +260,10 @@ class CalibratedEnrollment(EnrollmentPhase):
     Where N is not known the total is that of the enrolled, which changes no mean, and nothing is
     taken off for the finite population: the fraction is 0, and intervals are too wide rather than
     too narrow. Standard errors of the targets add :math:`N^2 B' \text{diag}(se^2) B`.
+
+    With base weights d, :math:`d_i b_i` takes the place of :math:`b_i` in s and of one of the two
+    in B's inverse: the respondents of all rounds together are calibrated with their numbers of
+    replies as base, and stand for both stages.
     """
 
     balance: FloatArray  # (n, q) in deviations from the target
@@ -269,16 +273,22 @@ class CalibratedEnrollment(EnrollmentPhase):
     source: Balance
     distance: Distance | InverseLogit
     target_error: FloatArray | None = None  # (q,)
+    base: FloatArray | float = 1.0  # d, (n,)
 
     @classmethod
-    def of(cls, balance: Balance, distance: Distance | InverseLogit) -> CalibratedEnrollment:
-        """Return the phase of a balance calibrated by a distance."""
-        found = balance.calibration(distance)
-        size = balance.population_size
+    def of(
+        cls,
+        balance: Balance,
+        distance: Distance | InverseLogit,
+        base: FloatArray | None = None,
+    ) -> CalibratedEnrollment:
+        """Return the phase of a balance calibrated by a distance, from base weights (n,)."""
+        found = balance.calibration(distance, base=base)
+        size = balance.population_size if base is None else np.nan
         scale = np.where(found.deviation > 0.0, found.deviation, 1.0)
         known = bool(np.isfinite(size))
         return cls(
-            weights=found.weights * (size if known else len(found.weights)),
+            weights=found.weights * (size if known else len(found.weights)) / _or_one(base),
             balance=balance.matrix[balance.enrolled] - found.target,
             scale=scale,
             slopes=distance.slope(found.ratio),
@@ -286,6 +296,7 @@ class CalibratedEnrollment(EnrollmentPhase):
             source=balance,
             distance=distance,
             target_error=balance.se,
+            base=_or_one(base),
         )
 
     @property
@@ -297,8 +308,9 @@ class CalibratedEnrollment(EnrollmentPhase):
     def leverage(self) -> FloatArray:
         """Of the rows of the enrolled in the regression behind B, (n,)."""
         b = self._columns
-        own = np.einsum("ij,jk,ik->i", b, inverse_of((self.slopes[:, None] * b).T @ b), b)
-        out: FloatArray = np.minimum(self.slopes * own, 1.0)
+        tilt = self.slopes * self.base
+        own = np.einsum("ij,jk,ik->i", b, inverse_of((tilt[:, None] * b).T @ b), b)
+        out: FloatArray = np.minimum(tilt * own, 1.0)
         return out
 
     @property
@@ -307,22 +319,22 @@ class CalibratedEnrollment(EnrollmentPhase):
 
     def _slope(self, totals: FloatArray) -> FloatArray:
         b = self._columns
-        tilted = self.slopes[:, None] * b
-        found: FloatArray = inverse_of(tilted.T @ b) @ (tilted.T @ totals)
+        tilt = self.slopes * self.base
+        inverse = inverse_of((tilt[:, None] * b).T @ b)
+        found: FloatArray = inverse @ ((self.slopes[:, None] * b).T @ totals)
         return found
 
     def explained(self, totals: FloatArray) -> FloatArray:
         """Return s of (E21), (n, K)."""
-        return self.weights[:, None] * (self._columns @ self._slope(totals))
+        own = self.weights * self.base
+        return own[:, None] * (self._columns @ self._slope(totals))
 
     def target_variance(self, totals: FloatArray) -> FloatArray:
         """Return what standard errors of the targets add, (K,)."""
         if self.target_error is None:
             return np.zeros(totals.shape[1])
-        slope = (
-            self._slope(totals)[:-1]
-            * (self.weights.sum() * self.target_error / self.scale)[:, None]
-        )
+        total = float((self.weights * self.base).sum())
+        slope = self._slope(totals)[:-1] * (total * self.target_error / self.scale)[:, None]
         out: FloatArray = (slope**2).sum(axis=0)
         return out
 
@@ -332,10 +344,17 @@ class CalibratedEnrollment(EnrollmentPhase):
         for g in range(count):
             enrolled = self.source.enrolled.copy()
             enrolled[enrolled] = groups != g
-            found = replace(self.source, enrolled=enrolled).calibration(self.distance)
+            rest = groups != g
+            base = self.base[rest] if isinstance(self.base, np.ndarray) else None
+            found = replace(self.source, enrolled=enrolled).calibration(self.distance, base=base)
             weights = np.zeros(len(groups))
-            weights[groups != g] = found.weights * self.weights.sum()
+            total = float((self.weights * self.base).sum())
+            weights[rest] = found.weights * total / _or_one(base)
             yield Without(weights, 1.0)
+
+
+def _or_one(base: FloatArray | None) -> FloatArray | float:
+    return 1.0 if base is None else base
 
 
 @final

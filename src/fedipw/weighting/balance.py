@@ -116,10 +116,12 @@ class Balance:
         *,
         noise_aware: bool = False,
         slack: Slack | None = None,
+        base: FloatArray | None = None,
     ) -> Calibration:
         """Return weights on the enrolled that reproduce the means, in table order.
 
-        With ``noise_aware`` the means are shrunk towards the enrolled by their standard errors.
+        With ``noise_aware`` the means are shrunk towards the enrolled by their standard errors;
+        ``base`` (n,) are weights to start from.
         """
         return calibrated(
             self.matrix[self.enrolled],
@@ -128,6 +130,7 @@ class Balance:
             population_size=self.population_size if distance.needs_size else None,
             se=self.se if noise_aware else None,
             slack=slack,
+            base=base,
             names=self.names,
         )
 

@@ -190,6 +190,11 @@ class CalibrationRule(Protocol):
         return False
 
     @property
+    def pools_respondents(self) -> bool:
+        """Whether, over all rounds, it is calibration of the respondents together."""
+        return False
+
+    @property
     def corrects_enrollment(self) -> bool:
         """Whether it does what enrollment probabilities in the base would do again."""
         return self.distance is not None
@@ -399,6 +404,7 @@ class AsYouGo(CalibrationRule):
     settings: OnlineSettings = field(default_factory=OnlineSettings)
     balance: str = "rich"
     corrects_enrollment: ClassVar = True
+    pools_respondents: ClassVar = True
 
     def begun(
         self, state: EnrollmentState, method: str, learnt: OnlineState | None
