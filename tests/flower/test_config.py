@@ -96,7 +96,7 @@ def test_totals_alone_are_enough(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, "flwr"):
         result = small.trained(2, **known)
     assert result.train_metrics_clientapp[2]["fedipw-weighed"] == INSIDE
-    assert any("calibrated-quadratic; 12 enrolled clients, 1 population totals" in r.getMessage()
+    assert any("augmented-online; 12 enrolled clients, 1 population totals" in r.getMessage()
                for r in caplog.records)  # fmt: skip
     with pytest.raises(InputError, match="enrollment= goes with population="):
         small.strategy(**known, enrollment="age")
@@ -109,8 +109,16 @@ def test_totals_alone_are_enough(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_totals_nobody_can_meet_stop_the_run_at_its_first_round(tmp_path: Path) -> None:
     known = totals(tmp_path, mean=99.0)
     with pytest.raises(InfeasibleError):
-        Small(tmp_path).trained(1, **known)
+        Small(tmp_path).trained(1, **known, scheme="calibrated-entropy-hajek", soft=False)
     assert not (tmp_path / "ledger" / "round-000001.parquet").exists()
+
+
+def test_by_default_they_are_approached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = totals(tmp_path, mean=99.0)
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = Small(tmp_path).trained(1, **known, scheme="calibrated-entropy-hajek")
+    assert result.train_metrics_clientapp[1]["fedipw-weighed"] == INSIDE
+    assert any("targets cannot be met: soft" in r.getMessage() for r in caplog.records)
 
 
 def test_an_empty_model_is_refused(tmp_path: Path) -> None:
@@ -185,8 +193,8 @@ def test_a_penalty_serves_a_federation_that_is_separated(tmp_path: Path) -> None
     apart = [10.0 + k if k < INSIDE else float(k) / 100 for k in range(small.people.height)]
     small.people.with_columns(age=pl.Series(apart)).write_parquet(tmp_path / "people.parquet")
     with pytest.raises(SeparationError):
-        small.trained()
-    result = small.trained(l2=1.0)
+        small.trained(scheme="fedipw", soft=False)
+    result = small.trained(scheme="fedipw", l2=1.0)
     assert result.train_metrics_clientapp[1]["fedipw-weighed"] == INSIDE
 
 

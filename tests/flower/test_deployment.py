@@ -163,7 +163,7 @@ def test_the_weights_are_those_of_the_command(finished: Finished, tmp_path: Path
     code, _, errors = fedipw(
         "weights", "--population", finished.people, "--rounds", finished.ledger,
         "--enrollment", ENROLLMENT, "--participation", PARTICIPATION, "--missing", "drop",
-        "--out", tmp_path / "weights.parquet",
+        "--out", tmp_path / "weights.parquet", "--scheme", "augmented", "--soft",
     )  # fmt: skip
     assert code == 0, errors
     offline = pl.read_parquet(tmp_path / "weights.parquet")

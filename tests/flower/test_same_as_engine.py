@@ -41,7 +41,7 @@ def test_flower_gives_the_engines_model(tmp_path: Path, name: str, scheme: str) 
     inner, step = STEPS[name]
     wrapped = FedIPW(
         inner(), population=world.put(tmp_path), ledger=tmp_path / "ledger", scheme=scheme,
-        covariates=world.columns, refit_every=1,
+        covariates=world.columns, refit_every=1, winsorise=None, average=None,
     )  # fmt: skip
     result = wrapped.start(world.grid(), world.start, num_rounds=world.rounds)
     expected = world.trained(step).of(scheme)[-1]
@@ -127,7 +127,7 @@ def boosted(world: LabFederation, where: Path, rounds: int) -> tuple[Recorder, A
     inner = Recorder(fraction_train=0.8, **QUIET)
     wrapped = FedIPW(
         inner, population=where / "people.parquet", ledger=where / "ledger",
-        covariates=world.columns, classifier="boosting", folds=3,
+        covariates=world.columns, classifier="boosting", folds=3, scheme="fedipw-hajek",
     )  # fmt: skip
     return inner, wrapped.start(world.grid(), world.start, num_rounds=rounds)
 

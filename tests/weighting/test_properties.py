@@ -179,6 +179,10 @@ FACTOR = re.compile(
 )
 
 
+def config_of(stage: EnrollmentStage, plan: Plan) -> RunConfig:
+    return RunConfig(stage=stage, plan=plan, evaluation=plan, columns=(), settings={})
+
+
 def printed(config: RunConfig) -> Influence:
     """Return the bound on a client's influence that a run prints at its start."""
     text = config.influence(Screen(clip=CLIP))
@@ -210,7 +214,7 @@ def test_no_weight_exceeds_the_influence_that_was_announced(
             for _ in Replay(stage, world.ledger, plan, observers=[seen]):
                 pass
             assert len(seen.rounds) == ROUNDS
-            said = printed(RunConfig(stage=stage, plan=plan, columns=(), settings={}))
+            said = printed(config_of(stage, plan))
             for bound, found in seen.rounds:
                 assert said.known == bound.known, name
                 prob, size = found.replies.participation_prob, np.abs(found.weights)
@@ -238,6 +242,6 @@ def test_a_change_of_enrollment_leaves_the_printed_bound_open(tmp_path: Path) ->
     joins = pl.when(pl.col("z1") > 0).then(2).alias("enrolled_from")
     stage = enrollment_stage(Population(world.people.with_columns(joins)))
     plan = Plan(method=method_named("fedipw"))
-    assert not printed(RunConfig(stage=stage, plan=plan, columns=(), settings={})).known
+    assert not printed(config_of(stage, plan)).known
     shares = Plan(method=method_named("fedipw-hajek"))
-    assert printed(RunConfig(stage=stage, plan=shares, columns=(), settings={})).share is not None
+    assert printed(config_of(stage, shares)).share is not None

@@ -158,7 +158,8 @@ class WeightOptions(ModelOptions):
         float | None, Option(help="Merge levels with a smaller share of the rows.")
     ] = None
     soft: Annotated[
-        bool, Option("--soft", help="Approach targets that cannot be met, instead of code 3.")
+        bool,
+        Option("--soft", help="Approach targets that cannot be met; penalise fits that separate."),
     ] = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +33,7 @@ class RunConfig:
 
     stage: EnrollmentStage
     plan: Plan
+    evaluation: Plan  # of metrics: weights alone, without guards and augmentation
     columns: tuple[str, ...]  # asked of clients before every round
     settings: Mapping[str, Any]  # those a resumed run must share
 
@@ -70,7 +71,10 @@ class RunConfig:
         }  # fmt: skip
         if any(value is not None for value in fits.values()):
             shared |= fits
-        return cls(stage=stage, plan=plan, columns=columns, settings=shared)
+        evaluation = replace(plan, method=plan.method.unguarded())
+        if settings.method is None:
+            evaluation = settings.plan(who)
+        return cls(stage=stage, plan=plan, evaluation=evaluation, columns=columns, settings=shared)
 
     def asked(self, ledger: Ledger) -> dict[str, pl.DataType | None]:
         """Return the covariates clients are asked for, with types known from earlier rounds."""

@@ -55,7 +55,7 @@ class Evaluator:
 
     def __init__(self, config: RunConfig, directory: Path, journal: Journal, key: str) -> None:
         self.config, self.directory, self.journal, self.key = config, directory, journal, key
-        self.rounds = Rounds(config.stage, Ledger(directory), config.plan)
+        self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation)
 
     def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
         """Open the next evaluation with its invitations."""
@@ -113,7 +113,9 @@ class Evaluator:
         for name, table in read_metrics(self.directory / "metrics", index).items():
             metrics[f"{name}-plain"] = float(table[VALUE].mean())  # type: ignore[arg-type]
             try:
-                line = metric_interval(self.config.stage, self.directory, table, self.config.plan)
+                line = metric_interval(
+                    self.config.stage, self.directory, table, self.config.evaluation
+                )
                 reason = line.reason
             except FedIPWError as error:
                 reason = str(error)

@@ -134,6 +134,7 @@ class Rounds:
     ) -> None:
         self.live = Live(stage, ledger, plan)
         self.winsorised = 0  # answers of the open round that were moved
+        self._noted: set[str] = set()
         self._limits = limits
         if limits is not None and ledger.rounds:
             limits.learn(ledger)
@@ -184,6 +185,9 @@ class Rounds:
             pl.lit(attendance.opened_at).alias(OPENED_AT),
         )
         self.live.open(table)
+        for note in sorted({*self.live.notes} - self._noted):
+            _LOG.warning("FedIPW: %s", note)
+            self._noted.add(note)
 
     def weights(self, outcomes: RoundOutcomes) -> tuple[RoundWeights | None, dict[int, float]]:
         """Return the weights of the replies that count, and each by its place."""

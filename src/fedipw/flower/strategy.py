@@ -95,8 +95,8 @@ class FedIPW(Strategy):
         The model returned is the average of the models of this last fraction of the rounds, and
         ``last_model`` the last one; none to return the last.
     soft
-        Whether targets that no weights on the enrolled can meet are approached, with a note in the
-        log; else they are an error.
+        Whether targets that no weights on the enrolled can meet are approached, and an enrollment
+        model that separates gets a penalty, with a note in the log; else both are errors.
     seed
         Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
     clock

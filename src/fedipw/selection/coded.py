@@ -37,6 +37,7 @@ class TableSettings:
     missing: Missing = Missing.ERROR  # what becomes of missing values and unknown levels
     lump_below: float | None = None  # levels with a smaller share of the rows are merged
     estimator: Estimator = field(default_factory=Newton)
+    soft: bool = False  # whether a fit that separates gets a penalty, instead of an error
     client: Any = None  # a distributed.Client whose workers load and keep the rows
     scratch: Path | None = None  # directory for decoded rows beyond 256 MiB
 
@@ -154,12 +155,19 @@ class CodedTable:
         return self.table.rows - self.partitions.rows
 
     def model(
-        self, start: FloatArray | None = None, partitions: Partitions | None = None
+        self,
+        start: FloatArray | None = None,
+        partitions: Partitions | None = None,
+        estimator: Estimator | None = None,
     ) -> StageModel:
-        """Return the fit, on these rows or on the same rows with other labels."""
+        """Return the fit, on these rows or on the same rows with other labels.
+
+        ``estimator`` takes the place of the settings'.
+        """
         rows = CodedRows(self.partitions if partitions is None else partitions, self.frame)
         chosen = self.start if start is None else start
-        found = self.settings.estimator.fitted(rows, self.design.names, chosen)
+        fitted = (self.settings.estimator if estimator is None else estimator).fitted
+        found = fitted(rows, self.design.names, chosen)
         return StageModel(stage=ENROLLMENT, design=self.design, fit=found, left_out=self.left_out)
 
     def means(self) -> FloatArray:

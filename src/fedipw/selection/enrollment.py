@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from scipy.special import expit
 
-from fedipw.errors import FedIPWError, InputError, NotConvergedError
+from fedipw.errors import FedIPWError, InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_finite, check_probability, check_rows, some
 from fedipw.numerics.logistic import logistic_sums
 from fedipw.numerics.newton import Sums, newton_minimum
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from fedipw.numerics import BoolArray, FloatArray, IntArray
 
+PENALTY = 1.0  # l2 of a fit that would separate without one
 PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
 CLIENTS_PER_MOMENT = {"rich": 25, "wide": 8}  # enrolled, behind each moment of a balance map
 
@@ -193,6 +194,7 @@ class TableEnrollment(EnrollmentStage):
             table, design, covariates=covariates, settings=settings, progress=progress
         )
         self._last: StageModel | None = None
+        self._note = ""  # on the last fit
         self._present: BoolArray | None = None  # who was enrolled in the last fit
 
     @property
@@ -232,6 +234,7 @@ class TableEnrollment(EnrollmentStage):
         elif model is None:
             try:
                 model = self._fitted(present)
+                note = self._note
             except FedIPWError as error:
                 if required:
                     raise
@@ -266,7 +269,15 @@ class TableEnrollment(EnrollmentStage):
             if self._present is not None and np.array_equal(present, self._present):
                 return self._last
             start = getattr(self._last.fit, "point", None)
-        self._last = self.coded.model(start, self.rows_at(present))
+        rows, self._note = self.rows_at(present), ""
+        try:
+            self._last = self.coded.model(start, rows)
+        except (SeparationError, NotConvergedError) as error:
+            settings = self.coded.settings
+            if not settings.soft or settings.estimator != Newton():
+                raise
+            self._last = self.coded.model(None, rows, Newton(l2=PENALTY))
+            self._note = f"enrollment by a fit with a penalty of {PENALTY:g}: {error}"
         self._present = present.copy()
         return self._last
 

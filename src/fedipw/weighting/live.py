@@ -99,6 +99,11 @@ class Live:
         """The method at the present enrollment; once a round was opened."""
         return self._opened()[1].weighing
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be done as asked so far, such as targets that were approached."""
+        return () if self._run is None else tuple(self._run.record.notes)
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Keep the ledger to itself for this block; outside it every round takes the lock anew."""

@@ -844,6 +844,13 @@ class Method:
         """Return the method for which targets that cannot be met are an error."""
         return replace(self, calibration=self.calibration.strictly())
 
+    def unguarded(self) -> Method:
+        """Return the weights alone, without guard and augmentation, as estimates need them."""
+        if isinstance(self.guard, NoGuard) and isinstance(self.augmentation, NoAugmentation):
+            return self
+        name = f"{self.name}, guard=none, augmentation=none"
+        return replace(self, name=name, guard=NoGuard(), augmentation=NoAugmentation())
+
     def by_samples(self) -> Method:
         """Return the method for the mean over samples instead of clients."""
         if not self.normalisation.self_normalised:

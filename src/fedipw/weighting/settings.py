@@ -49,8 +49,8 @@ class Settings:
     trim
         Cut weights at this multiple of a round's mean.
     soft
-        Approach targets that no weights on the enrolled can meet, and say so; else they are an
-        error.
+        Approach targets that no weights on the enrolled can meet, and penalise an enrollment model
+        that separates, with a note; else both are errors.
     missing, lump_below
         ``error``, ``indicator`` or ``drop``; share of rows below which levels are merged.
     models
@@ -144,6 +144,7 @@ class Settings:
                 missing=_member(Missing, self.missing, "missing"),
                 lump_below=self.lump_below,
                 estimator=self.estimator(),
+                soft=self.soft,
                 client=self.client,
             ),
             model=model,
