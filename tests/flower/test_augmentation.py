@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
@@ -164,3 +165,85 @@ def test_a_model_without_floating_point_arrays_is_refused(tmp_path: Path) -> Non
     small.start = ArrayRecord({"theta": Array(np.zeros(3, dtype=np.int64))})
     with pytest.raises(InputError, match="no array of the model is floating-point"):
         small.trained(1, scheme="augmented")
+
+
+def growing(where: Path, name: str) -> Small:
+    """Return a federation in which eight more enroll in round 4, enough for a square of age."""
+    small = made(where, name)
+    row = pl.int_range(pl.len())
+    since = pl.when(row < INSIDE).then(1).when(row < INSIDE + 8).then(4)
+    people = small.people.with_columns(enrolled=row < INSIDE + 8, enrolled_from=since)
+    people.write_parquet(small.where / "people.parquet")
+    return small
+
+
+@pytest.mark.parametrize("scheme", REGRESSING)
+def test_a_run_goes_on_when_enrollment_changes_the_balance_columns(
+    tmp_path: Path, scheme: str
+) -> None:
+    whole, parts = growing(tmp_path, "whole"), growing(tmp_path, "parts")
+    first = whole.strategy(scheme=scheme)
+    first.start(whole.grid, whole.start, num_rounds=3)
+    assert first.augmenter is not None
+    before = first.augmenter.state()
+    second = whole.strategy(scheme=scheme)
+    second.start(whole.grid, whole.start, num_rounds=4)
+    assert second.augmenter is not None
+    after = second.augmenter.state()
+    assert (before["names"], after["names"]) == (["age"], ["age", "age**2"])
+    assert after["scale"][0] == before["scale"][0]  # what was learnt stays in its units
+    # a round adds m v, and v sums to one; earlier rounds count .99 as much
+    replied = sum(row["replied"] for row in whole.round(4).values())
+    total = 0.99 * before["rule"]["gram"][0, 0] + replied
+    assert after["rule"]["gram"][0, 0] == pytest.approx(total, rel=1e-12)
+    result = parts.trained(ROUNDS, scheme=scheme)
+    assert bytes_of(whole.trained(ROUNDS, scheme=scheme)) == bytes_of(result)
+
+
+LIAR, FACTOR, LATE = 5, 100.0, 6
+
+
+def lying(sent: FloatArray) -> Behaviour:
+    """Return client LIAR, which in the last round sends an update of its own making."""
+
+    def reply(message: Message, index: int) -> Message:
+        if index == LATE:
+            return answered(message, {"theta": theta(message) + sent})
+        return pulled(LIAR)(message, index)
+
+    return reply
+
+
+def test_a_liar_moves_a_round_by_no_more_than_its_share(tmp_path: Path) -> None:
+    """It sends an update 100 times as long, and is the only one like the clients outside.
+
+    The same run with an update of zero in its place tells what the update did.
+    """
+    moved, weights, lie = {}, {}, FACTOR * np.array([0.6, -0.8, 0.0])
+    for name, scheme, sent in (
+        ("lie", "augmented", lie),
+        ("nothing", "augmented", np.zeros(3)),
+        ("unguarded", "augmented, guard=none", np.zeros(3)),
+    ):
+        small = made(tmp_path, name)
+        age = (
+            pl.when(pl.int_range(pl.len()) < INSIDE)
+            .then("age")
+            .otherwise(2.7 + 0.1 * pl.col("age"))
+        )
+        alone = pl.when(unit_id=f"u{LIAR}").then(3.0).otherwise(age)
+        small.people.with_columns(age=alone).write_parquet(small.where / "people.parquet")
+        small.behaviours[LIAR] = lying(sent)
+        before = small.trained(LATE - 1, scheme=scheme)
+        after = small.trained(LATE, scheme=scheme)
+        moved[name] = after.arrays["theta"].numpy() - before.arrays["theta"].numpy()
+        replied = [k for k in range(INSIDE) if k == LIAR or not busy(k, LATE)]
+        place = _in_order(small, replied).index(LIAR)
+        weights[name] = after.train_metrics_clientapp[LATE]["fedipw-weights"][place]
+    share = max(0.1, 5.0 / len(replied))
+    assert share < 0.6 < weights["unguarded"]
+    assert weights["lie"] == pytest.approx(share, rel=1e-12)
+    influence = float(np.linalg.norm(moved["lie"] - moved["nothing"]))
+    assert 0.0 < influence <= share * float(np.linalg.norm(lie)) * (1.0 + 1e-12)
+    longest = max(float(np.linalg.norm(goal(k) / 3.0)) for k in range(INSIDE))
+    assert np.linalg.norm(lie) > FACTOR * longest

@@ -2,7 +2,7 @@ r"""Augmented aggregation: updates regressed on balance columns, weights left wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -135,6 +135,26 @@ class UpdateRegression:
         here.learn(everything, found[:-1])
         here.close()
         return total
+
+    def over(self, places: Sequence[int | None], main: int) -> UpdateRegression:
+        """Return the regression on other moments; those it knows keep what was learnt of them.
+
+        ``places`` (q,) says which of the present moments each is, none if it is new: it begins as
+        if it had been at its population mean so far. The first ``main`` are covariates.
+        """
+        made = UpdateRegression(
+            self.cross.shape[1],
+            moments=len(places),
+            main=main,
+            settings=self.settings,
+            dtype=self.cross.dtype,
+        )
+        pairs = [(0, 0), *((new + 1, old + 1) for new, old in enumerate(places) if old is not None)]
+        new, old = map(list, zip(*pairs, strict=True))
+        made._gram[np.ix_(new, new)] = self._gram[np.ix_(old, old)]
+        made.cross[new] = self.cross[old]
+        made._remembered = self._remembered
+        return made
 
     def add(self, gram: FloatArray, replies: int) -> None:
         """Take a round's sum of v b b', (q + 1, q + 1)."""

@@ -14,6 +14,7 @@ from fedipw.flower.screen import SentModel, arrays_of
 from fedipw.flower.weighted_sum import WeightedReply
 from fedipw.numerics import FloatArray
 from fedipw.numerics.threads import over_ranges
+from fedipw.weighting.balance import Balance
 from fedipw.weighting.pipeline import Regression, Weighing
 from fedipw.weighting.weigher import RoundWeights
 
@@ -48,13 +49,6 @@ class Augmenter:
         ``replies`` are in the order of ``found``.
         """
         balance = weighing.state.balance_for(weighing.method.name, self._how.balance)
-        if self._scale is None:
-            self._scale, self._names = balance.scale, balance.names
-        if balance.names != self._names:
-            raise InputError(
-                f"The balance columns changed from {len(self._names)} to {len(balance.names)}: "
-                "begin with an empty ledger."
-            )
         if self._rule is None:
             floating = {k: v for k, v in sent.arrays.items() if v.dtype.kind == "f"}
             if not floating:
@@ -71,6 +65,9 @@ class Augmenter:
                 settings=self._how,
                 dtype=max(dtype, np.dtype(np.float32)),
             )
+            self._scale, self._names = balance.scale, balance.names
+        elif balance.names != self._names:
+            self._follow(balance)
         b = balance.standardised(found.replies.rows, self._scale)
         here = self._rule.round(found, b)
         clipped = here.weights * np.array([reply.factor for reply in replies])
@@ -84,6 +81,18 @@ class Augmenter:
             first += model.size
         here.close()
         return out
+
+    def _follow(self, balance: Balance) -> None:
+        """Go on with other balance columns: when clients join or leave, their number may change."""
+        assert self._rule is not None
+        assert self._scale is not None
+        known = {name: k for k, name in enumerate(self._names)}
+        places, scale = [known.get(name) for name in balance.names], balance.scale
+        for new, old in enumerate(places):
+            if old is not None:
+                scale[new] = self._scale[old]
+        self._rule = self._rule.over(places, balance.main)
+        self._scale, self._names = scale, balance.names
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs; empty before the first round."""
