@@ -49,17 +49,19 @@ class UpdateRegression:
     r"""The population mean of what balance columns predict of updates, and weighted residuals.
 
     .. math::
-       \beta_{r-1} &= (A_{r-1} + \rho A_{r-1}[0, 0]\, I)^{-1} C_{r-1}, \\
+       \beta_{r-1} &= (A_{r-1} + \rho A_{r-1}[0, 0]\, D)^{-1} C_{r-1}, \qquad
+       D = \text{diag}(0, 1, \ldots, 1), \quad \rho = \text{ridge} \cdot q / n, \\
        \text{step}_r &= \sum_{S_r} v_i \Delta_i
        + \Big(\mu - \sum_{S_r} v_i b_i\Big)' \beta_{r-1}, \\
-       A_r &= g A_{r-1} + m_r \sum_{S_r} v_i b_i b_i', \qquad
-       C_r = g C_{r-1} + m_r \sum_{S_r} v_i b_i \Delta_i' \qquad (O20)
+       A_r &= g A_{r-1} + m_r \sum_{S_r} u_i b_i b_i', \qquad
+       C_r = g C_{r-1} + m_r \sum_{S_r} u_i b_i \Delta_i' \qquad (O20)
 
     b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; :math:`m_r` is the number
-    of replies. The coefficients come from earlier rounds: the step is consistent if either the
-    weights or the regression is right, and its noise is that of the residuals. It is linear in
-    updates: q + 1 weighted sums of the same replies, none of them kept, and q + 1 arrays of the
-    model's size for all clients together.
+    of replies, q that of moments in use and n the effective number of enrolled clients. The step is
+    by guarded weights v, what is learnt by the weights before the guard, u. The coefficients come
+    from earlier rounds: the step is consistent if either the weights or the regression is right,
+    and its noise is that of the residuals. It is linear in updates: q + 2 weighted sums of the same
+    replies, none of them kept, and q + 1 arrays of the model's size for all clients together.
 
     Parameters
     ----------
