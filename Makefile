@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 NUMERIC = tests/numerics tests/selection tests/calibration --ignore-glob='*_large.py' \
   $(addprefix tests/lab/theory/test_,bound.py objective.py sensitivity_floor.py) \
   $(addprefix tests/evaluation/test_,balance.py evaluate.py jackknife.py means.py two_phase.py) \
-  $(addprefix tests/weighting/test_,calibrated_weights.py functions.py)
+  $(addprefix tests/weighting/test_,calibrated_weights.py functions.py guards.py online.py) \
+  tests/weighting/test_soft_calibration.py tests/combining
 SEED ?= 1729
 
 .PHONY: demo test lint types unit portable docs kernels bench clean

@@ -2,7 +2,7 @@ r"""Augmented aggregation: updates regressed on balance columns, weights left wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -49,17 +49,19 @@ class UpdateRegression:
     r"""The population mean of what balance columns predict of updates, and weighted residuals.
 
     .. math::
-       \beta_{r-1} &= (A_{r-1} + \rho A_{r-1}[0, 0]\, I)^{-1} C_{r-1}, \\
+       \beta_{r-1} &= (A_{r-1} + \rho A_{r-1}[0, 0]\, D)^{-1} C_{r-1}, \qquad
+       D = \text{diag}(0, 1, \ldots, 1), \quad \rho = \text{ridge} \cdot q / n, \\
        \text{step}_r &= \sum_{S_r} v_i \Delta_i
        + \Big(\mu - \sum_{S_r} v_i b_i\Big)' \beta_{r-1}, \\
-       A_r &= g A_{r-1} + m_r \sum_{S_r} v_i b_i b_i', \qquad
-       C_r = g C_{r-1} + m_r \sum_{S_r} v_i b_i \Delta_i' \qquad (O20)
+       A_r &= g A_{r-1} + m_r \sum_{S_r} u_i b_i b_i', \qquad
+       C_r = g C_{r-1} + m_r \sum_{S_r} u_i b_i \Delta_i' \qquad (O20)
 
     b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; :math:`m_r` is the number
-    of replies. The coefficients come from earlier rounds: the step is consistent if either the
-    weights or the regression is right, and its noise is that of the residuals. It is linear in
-    updates: q + 1 weighted sums of the same replies, none of them kept, and q + 1 arrays of the
-    model's size for all clients together.
+    of replies, q that of moments in use and n the effective number of enrolled clients. The step is
+    by guarded weights v, what is learnt by the weights before the guard, u. The coefficients come
+    from earlier rounds: the step is consistent if either the weights or the regression is right,
+    and its noise is that of the residuals. It is linear in updates: q + 2 weighted sums of the same
+    replies, none of them kept, and q + 1 arrays of the model's size for all clients together.
 
     Parameters
     ----------
@@ -135,6 +137,26 @@ class UpdateRegression:
         here.learn(everything, found[:-1])
         here.close()
         return total
+
+    def over(self, places: Sequence[int | None], main: int) -> UpdateRegression:
+        """Return the regression on other moments; those it knows keep what was learnt of them.
+
+        ``places`` (q,) says which of the present moments each is, none if it is new: it begins as
+        if it had been at its population mean so far. The first ``main`` are covariates.
+        """
+        made = UpdateRegression(
+            self.cross.shape[1],
+            moments=len(places),
+            main=main,
+            settings=self.settings,
+            dtype=self.cross.dtype,
+        )
+        pairs = [(0, 0), *((new + 1, old + 1) for new, old in enumerate(places) if old is not None)]
+        new, old = map(list, zip(*pairs, strict=True))
+        made._gram[np.ix_(new, new)] = self._gram[np.ix_(old, old)]
+        made.cross[new] = self.cross[old]
+        made._remembered = self._remembered
+        return made
 
     def add(self, gram: FloatArray, replies: int) -> None:
         """Take a round's sum of v b b', (q + 1, q + 1)."""

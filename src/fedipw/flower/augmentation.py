@@ -14,6 +14,7 @@ from fedipw.flower.screen import SentModel, arrays_of
 from fedipw.flower.weighted_sum import WeightedReply
 from fedipw.numerics import FloatArray
 from fedipw.numerics.threads import over_ranges
+from fedipw.weighting.balance import Balance
 from fedipw.weighting.pipeline import Regression, Weighing
 from fedipw.weighting.weigher import RoundWeights
 
@@ -25,7 +26,8 @@ class Augmenter:
     """The correction (O20) that a regression of earlier updates adds to a round's weighted sum.
 
     It keeps q + 1 arrays of the model's size, in the model's floating type, and reads the replies
-    once. Arrays that are not floating-point take no part.
+    once. Arrays that are not floating-point in the first round take no part, then or later: a
+    strategy that averages integers makes them floating-point.
     """
 
     def __init__(self, how: Regression) -> None:
@@ -33,6 +35,7 @@ class Augmenter:
         self._rule: UpdateRegression | None = None
         self._scale: FloatArray | None = None  # of the balance columns, from the first round on
         self._names: tuple[str, ...] = ()
+        self._arrays: tuple[str, ...] = ()  # of the model that take part
 
     def correction(
         self,
@@ -46,30 +49,31 @@ class Augmenter:
         ``replies`` are in the order of ``found``.
         """
         balance = weighing.state.balance_for(weighing.method.name, self._how.balance)
-        if self._scale is None:
-            self._scale, self._names = balance.scale, balance.names
-        if balance.names != self._names:
-            raise InputError(
-                f"The balance columns changed from {len(self._names)} to {len(balance.names)}: "
-                "begin with an empty ledger."
-            )
-        names = [k for k, array in sent.arrays.items() if array.dtype.kind == "f"]
-        total = sum(sent.arrays[name].size for name in names)
         if self._rule is None:
-            dtype = np.result_type(*(sent.arrays[name].dtype for name in names))
+            floating = {k: v for k, v in sent.arrays.items() if v.dtype.kind == "f"}
+            if not floating:
+                raise InputError(
+                    f"{weighing.method.name} regresses updates, and no array of the model is "
+                    "floating-point: use a method without a regression, such as fedipw-hajek."
+                )
+            self._arrays = tuple(floating)
+            dtype = np.result_type(*(array.dtype for array in floating.values()))
             self._rule = UpdateRegression(
-                total,
+                sum(array.size for array in floating.values()),
                 moments=len(balance.names),
                 main=balance.main,
                 settings=self._how,
                 dtype=max(dtype, np.dtype(np.float32)),
             )
+            self._scale, self._names = balance.scale, balance.names
+        elif balance.names != self._names:
+            self._follow(balance)
         b = balance.standardised(found.replies.rows, self._scale)
         here = self._rule.round(found, b)
         clipped = here.weights * np.array([reply.factor for reply in replies])
         records = [arrays_of(reply.message.content) for reply in replies]
         out, first = {}, 0
-        for name in names:
+        for name in self._arrays:
             model = sent.arrays[name]
             views = [sent.layouts[name].view(record[name]) for record in records]
             made = _added(here, first, clipped, views, model)
@@ -78,17 +82,35 @@ class Augmenter:
         here.close()
         return out
 
+    def _follow(self, balance: Balance) -> None:
+        """Go on with other balance columns: when clients join or leave, their number may change."""
+        assert self._rule is not None
+        assert self._scale is not None
+        known = {name: k for k, name in enumerate(self._names)}
+        places, scale = [known.get(name) for name in balance.names], balance.scale
+        for new, old in enumerate(places):
+            if old is not None:
+                scale[new] = self._scale[old]
+        self._rule = self._rule.over(places, balance.main)
+        self._scale, self._names = scale, balance.names
+
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs; empty before the first round."""
         if self._rule is None:
             return {}
-        return {"rule": self._rule.state(), "scale": self._scale, "names": list(self._names)}
+        return {
+            "rule": self._rule.state(),
+            "scale": self._scale,
+            "names": list(self._names),
+            "arrays": list(self._arrays),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
         if not state:
             return
         self._scale, self._names = np.array(state["scale"]), tuple(state["names"])
+        self._arrays = tuple(state["arrays"])
         cross = state["rule"]["cross"]
         self._rule = UpdateRegression(
             cross.shape[1],

@@ -310,6 +310,10 @@ class OfEnrolled(CalibrationRule):
     def _softly(self, balance: Balance, error: FedIPWError) -> CalibratedClients:
         """Return soft calibration on all columns, else on the covariates, or raise the error."""
         varying = balance.varying()
+        if not varying.names:
+            note = "targets cannot be met: no covariate varies among the enrolled, who count alike"
+            alike = np.full(len(balance.matrix), 1.0 / np.count_nonzero(balance.enrolled))
+            return CalibratedClients(alike, note=note)
         lost = [name for name in balance.names if name not in varying.names]
         without = f" without {some(lost)}, which does not vary among the enrolled" if lost else ""
         maps = {without: varying}
