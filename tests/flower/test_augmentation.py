@@ -178,7 +178,7 @@ def growing(where: Path, name: str) -> Small:
 
 
 @pytest.mark.parametrize("scheme", REGRESSING)
-def test_a_run_goes_on_when_enrollment_changes_the_balance_columns(
+def test_a_run_goes_on_when_enrollment_changes_and_keeps_its_columns(
     tmp_path: Path, scheme: str
 ) -> None:
     whole, parts = growing(tmp_path, "whole"), growing(tmp_path, "parts")
@@ -190,7 +190,7 @@ def test_a_run_goes_on_when_enrollment_changes_the_balance_columns(
     second.start(whole.grid, whole.start, num_rounds=4)
     assert second.augmenter is not None
     after = second.augmenter.state()
-    assert (before["names"], after["names"]) == (["age"], ["age", "age**2"])
+    assert before["names"] == after["names"]  # the map counts all that are ever enrolled
     assert after["scale"][0] == before["scale"][0]  # what was learnt stays in its units
     # a round adds m v, and v sums to one; earlier rounds count .99 as much
     replied = sum(row["replied"] for row in whole.round(4).values())

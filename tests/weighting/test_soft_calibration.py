@@ -14,7 +14,7 @@ from fedipw.weighting.methods import method_named
 from fedipw.weighting.pipeline import OfEnrolled, Weighing
 from fedipw.weighting.weigher import EnrollmentState
 
-RIDGE = 1e-2  # of (C8), as documented
+RIDGES = (1e-2, 0.1, 1.0)  # of (C8), in turn, until ten clients count, as documented
 METHODS = ("calibrated-entropy-hajek", "calibrated-quadratic", "efficient-hajek", "augmented")
 
 
@@ -62,10 +62,14 @@ def test_targets_out_of_reach_are_approached_and_the_rest_is_named(
     assert q.sum() == pytest.approx(1.0, rel=1e-12)
     reached, sd = q @ b, b.std(axis=0, ddof=1)
     assert b[:, 0].mean() < reached[0] < mean[0]
-    slope = -(reached - np.array(mean)) / (RIDGE * sd**2)
-    rest = np.log(q) - b @ slope
+    rests = {
+        ridge: np.log(q) + b @ ((reached - np.array(mean)) / (ridge * sd**2)) for ridge in RIDGES
+    }
+    ridge = min(RIDGES, key=lambda r: float(np.ptp(rests[r])))
     # the solver stops at misses of 1e-12, and terms of log q are 100 times a miss: 1e-8 and more
-    np.testing.assert_allclose(rest, rest.mean(), rtol=0.0, atol=1e-7)
+    np.testing.assert_allclose(rests[ridge], rests[ridge].mean(), rtol=0.0, atol=1e-7)
+    assert ridge > RIDGES[0]  # with the smallest one client would stand for everybody
+    assert 1.0 / (q**2).sum() >= 10.0 or ridge == RIDGES[-1]
     left = np.abs((reached - np.array(mean)) / sd).max()
     assert weighing.note == (
         "targets cannot be met: soft calibration by entropy, largest difference left "

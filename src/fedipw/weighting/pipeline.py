@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 import numpy as np
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from fedipw.weighting.balance import Balance
 
 REPLIES_PER_TERM = 5  # GREG is left out of rounds with fewer replies per coefficient
-SOFT = 1e-2  # ridge of a calibration whose targets cannot be met (C8)
+SOFT = (1e-2, 0.1, 1.0)  # ridges of a calibration whose targets cannot be met (C8), in turn
+SOFT_CLIENTS = 10.0  # effective clients it must leave, before a larger ridge is tried
 TIMES_EQUAL_SHARE = 5.0  # a reply may always carry this many times its equal share of a round
 LOGIT_BOUNDS = (0.1, 10.0)  # of the weight ratio, for bounded logit calibration
 
@@ -319,11 +321,14 @@ class OfEnrolled(CalibrationRule):
         maps = {without: varying}
         if varying.main < len(varying.names):
             maps[f" of the covariates alone{without}"] = varying.leading_columns()
-        for which, columns in maps.items():
+        enough = min(SOFT_CLIENTS, balance.enrolled.sum() / 2.0)
+        for (which, columns), ridge in product(maps.items(), SOFT):
             with suppress(InfeasibleError, NotConvergedError):
                 found = columns.calibration(
-                    Entropy(), noise_aware=self.noise_aware, slack=Ridge(SOFT)
+                    Entropy(), noise_aware=self.noise_aware, slack=Ridge(ridge)
                 )
+                if effective_sample_size(found.weights) < enough and ridge < SOFT[-1]:
+                    continue  # a few clients would stand for everybody
                 note = (
                     f"targets cannot be met: soft calibration by entropy{which}, largest "
                     f"difference left {found.largest_violation:.2g} standard deviations"
@@ -814,6 +819,12 @@ class Method:
             raise InputError(
                 f"{self.name}: the calibration corrects enrollment, and the base weight does too. "
                 "Use the base participation, or calibrate the replies (greg)."
+            )
+        guards = self.guard.guards if isinstance(self.guard, Guards) else (self.guard,)
+        if not self.calibration.nonnegative and any(isinstance(g, Temper) for g in guards):
+            raise InputError(
+                f"{self.name}: weights of either sign cannot be tempered. Use the guard trim or "
+                "cap, or a calibration without negative weights."
             )
         plain = self.base.probabilities is Probabilities.NONE
         if plain and not self.normalisation.self_normalised:
