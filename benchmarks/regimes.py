@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import DailyParticipation, LogisticEnrollment, MarkovAvailability
 from fedipw.lab.mechanisms.base import solved_intercept
 from fedipw.lab.scenario import PropensitySettings, Scenario
+from fedipw.lab.style import look_of, new_figure, styled
 from fedipw.lab.testbed import PopulationDraw, Testbed
 from fedipw.numerics.logistic import sigmoids
 from fedipw.numerics.threads import limit_threads
@@ -226,6 +228,53 @@ def text_table(table: pl.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def markdown(table: pl.DataFrame) -> str:
+    """Return the table of the docs: mean and worst tail excess, in thousandths."""
+    methods = [m for m in METHODS if m in set(table["method"])]
+    lines = [
+        "| regime | " + " | ".join(look_of(m).label for m in methods) + " |",
+        "|---|" + "---:|" * len(methods),
+    ]
+    for name in table["regime"].unique(maintain_order=True):
+        cells = []
+        for method in methods:
+            row = table.row(by_predicate=(pl.col("regime") == name) & (pl.col("method") == method),
+                            named=True)  # fmt: skip
+            text = f"{1e3 * row['tail']:.2f} ({1e3 * row['worst']:.3g})"
+            text += f" ↑{row['losses']}" if row["losses"] else ""
+            cells.append(text + (f" †{row['failures']}" if row["failures"] else ""))
+        lines.append(f"| {REGIMES[name].title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(found: pl.DataFrame, path: Path) -> None:
+    """Draw every seed's tail excess, one row a regime."""
+    shown = [m for m in METHODS if m not in {"fedipw", "scaffold+efficient"}]
+    names = [n for n in REGIMES if n in set(found["regime"])]
+    with styled():
+        figure = new_figure(9.0, 0.62 * len(names) + 1.4)
+        ax = figure.subplots()
+        for k, method in enumerate(shown):
+            look, shift = look_of(method), 0.36 - 0.72 * k / (len(shown) - 1)
+            for row, name in enumerate(names):
+                tails = found.filter(regime=name, method=method)["tail"].drop_nulls()
+                here = np.full(len(tails), -row + shift)
+                ax.plot(tails, here, ".", color=look.colour, alpha=0.25, markersize=4)
+                ax.plot(
+                    tails.mean(), -row + shift, look.marker, color=look.colour, markersize=6,
+                    label=look.label if row == 0 else None,
+                )  # fmt: skip
+        ax.set_xscale("log")
+        ax.set_xlabel("excess target loss of the tail average (dots: seeds, marks: means)")
+        titles = [fill(REGIMES[name].title, 34) for name in names]
+        ax.set_yticks([-row for row in range(len(names))], titles)
+        ax.grid(axis="y", visible=False)
+        for row in range(len(names) - 1):
+            ax.axhline(-row - 0.5, color="#dddddd", linewidth=0.6)
+        figure.legend(loc="outside upper center", ncols=4)
+        figure.savefig(path, dpi=160)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the regimes and write results, table and figure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -245,8 +294,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = summary(found)
     print(text_table(table))
     made = {"summary": table.to_dicts(), "results": found.to_dicts(), **environment()}
-    out = RESULT if chosen.out is None else chosen.out
-    out.write_text(json.dumps(made, indent=1) + "\n")
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(made) + "\n")
+        return
+    RESULT.write_text(json.dumps(made) + "\n")
+    TABLE.write_text(markdown(table), encoding="utf-8")
+    draw(found, FIGURE)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class CovariateLimits:
     r"""Numbers that clients answer, taken inside what other clients answered.
 
     .. math:: x_{ir} \leftarrow \min\big(x_{ir},\; Q_q(\{\max_{s \le r} x_{js} : j \ne i\})\big)
-       \qquad (P9)
+       \qquad (P7)
 
     and likewise from below: Q is the upper q-quantile of the other clients' own extremes over all
     rounds so far. A client that claims a value far outside cannot give itself a probability that
