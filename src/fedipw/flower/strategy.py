@@ -267,7 +267,7 @@ class FedIPW(Strategy):
     def _begin_tail(self, rounds: int) -> None:
         """Prepare the average of the last rounds of a run of so many."""
         if self._average is None:
-            self._tail_from = rounds + 1
+            self._tail, self._tail_from = TailAverage(), rounds + 1
             return
         first = rounds - tail_length(rounds, self._average) + 1
         if first != self._tail_from:  # another end than the saved average was for
