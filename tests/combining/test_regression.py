@@ -1,7 +1,6 @@
 """Augmented aggregation (O20): its equation, and what it is right for, by enumeration."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from math import comb
 
@@ -52,7 +51,7 @@ def plain_run(
 ) -> list[FloatArray]:
     """Return the step of each round, (O20) client by client.
 
-    The constant has no ridge; the others have ridge times their number over the effective clients.
+    The constant has no ridge; the others have the square of few clients over effective clients.
     The step is by guarded weights, what is learnt by those before the guard.
     """
     q = rounds[0][1].shape[1]
@@ -70,7 +69,7 @@ def plain_run(
         if used:
             penalised = A[: used + 1, : used + 1].copy()
             for j in range(1, used + 1):
-                penalised[j, j] += settings.ridge * used / given.effective_clients * A[0, 0]
+                penalised[j, j] += (settings.few_clients / given.effective_clients) ** 2 * A[0, 0]
             beta = np.linalg.inv(penalised) @ C[: used + 1]
             apart = np.zeros(used + 1)
             apart[0] = 1.0
@@ -103,7 +102,7 @@ def drawn_rounds(seed: int, count: int) -> list[tuple[RoundWeights, FloatArray, 
 
 
 @pytest.mark.parametrize(
-    "settings", [Regression(), Regression(decay=0.8, ridge=0.3, per_moment=4.0)]
+    "settings", [Regression(), Regression(decay=0.8, few_clients=9.0, per_moment=4.0)]
 )
 def test_a_run_is_the_equation_round_by_round(settings: Regression) -> None:
     rounds = drawn_rounds(0, 30)
@@ -166,7 +165,7 @@ def test_the_state_goes_through_a_file(tmp_path) -> None:  # type: ignore[no-unt
 def test_other_moments_keep_what_was_learnt_of_those_before() -> None:
     """Columns reordered: the same steps. A new one: nothing changes until it is learnt of."""
     rounds = drawn_rounds(4, 14)
-    rule = UpdateRegression(P, moments=5, settings=Regression(ridge=0.5))
+    rule = UpdateRegression(P, moments=5, settings=Regression(few_clients=11.0))
     for given, columns, updates in rounds[:-1]:
         rule.step(given, columns, sums_of(updates))
     given, columns, updates = rounds[-1]
@@ -179,9 +178,7 @@ def test_other_moments_keep_what_was_learnt_of_those_before() -> None:
     expected = rule.round(given, columns).correction(slice(None))
     found = turned.round(given, columns[:, order]).correction(slice(None))
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11)
-    # six moments share the ridge of five: 0.5 of 6 is 0.6 of 5
     more = np.column_stack([columns, np.full(len(columns), 7.0)])
-    wider.settings = replace(rule.settings, ridge=rule.settings.ridge * 5.0 / 6.0)
     found = wider.round(given, more).correction(slice(None))
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11)
     state = rule.state()
@@ -231,7 +228,7 @@ def weighing_of(name: str, prob: FloatArray, b: FloatArray) -> Weighing:
 
 def fixed(beta: FloatArray) -> UpdateRegression:
     """Return a regression that has learnt these coefficients, (3, P), from a gram matrix."""
-    rule = UpdateRegression(P, moments=2, settings=Regression(ridge=0.0))
+    rule = UpdateRegression(P, moments=2, settings=Regression(few_clients=0.0))
     root = np.array([[2.0, 0.3, 0.1], [0.0, 1.5, -0.4], [0.0, 0.0, 1.2]])
     gram = 1000.0 * root.T @ root
     rule.restore({"gram": gram, "cross": gram @ beta, "remembered": 1e6, "main": 2})
@@ -288,7 +285,7 @@ def test_with_wrong_probabilities_the_coefficients_matter() -> None:
 def learnt(updates: FloatArray, prob: FloatArray, name: str = HT) -> UpdateRegression:
     """Return a regression after twelve rounds of these updates, weighed by these probabilities."""
     rng, weighing = np.random.default_rng(5), weighing_of(name, prob, B)
-    settings = Regression(ridge=0.0, per_moment=3.0)
+    settings = Regression(few_clients=0.0, per_moment=3.0)
     rule = UpdateRegression(P, moments=2, settings=settings)
     for index in range(1, 13):
         rows = np.flatnonzero(rng.random(N) < PI)

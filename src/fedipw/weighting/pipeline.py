@@ -728,7 +728,7 @@ class Regression:
     """A regression of updates on balance columns; weights carry its residuals only (O20)."""
 
     decay: float = 0.99  # g, by which earlier rounds count less in every round
-    ridge: float = 2.0  # times coefficients per effective client, on every standardised slope
+    few_clients: float = 14.0  # effective clients k at which the ridge (k/n)^2 on slopes is 1
     per_moment: float = 10.0  # replies remembered behind each moment that is used
     balance: str = "wide"
     memory: ClassVar = False
