@@ -56,12 +56,13 @@ class UpdateRegression:
        A_r &= g A_{r-1} + m_r \sum_{S_r} u_i b_i b_i', \qquad
        C_r = g C_{r-1} + m_r \sum_{S_r} u_i b_i \Delta_i' \qquad (O20)
 
-    b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; :math:`m_r` is the number
-    of replies, n the effective number of enrolled clients and k the number at which the ridge is 1. The step is
-    by guarded weights v, what is learnt by the weights before the guard, u. The coefficients come
-    from earlier rounds: the step is consistent if either the weights or the regression is right,
-    and its noise is that of the residuals. It is linear in updates: q + 2 weighted sums of the same
-    replies, none of them kept, and q + 1 arrays of the model's size for all clients together.
+    b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; :math:`m_r` is the
+    number of replies, n the effective number of enrolled clients and k the number at which the
+    ridge is 1. The step is by guarded weights v, what is learnt by the weights before the
+    guard, u. The coefficients come from earlier rounds: the step is consistent if either the
+    weights or the regression is right, and its noise is that of the residuals. It is linear in
+    updates: q + 2 weighted sums of the same replies, none of them kept, and q + 1 arrays of the
+    model's size for all clients together.
 
     Parameters
     ----------
