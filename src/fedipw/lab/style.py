@@ -33,9 +33,9 @@ LOOKS = {
     "calibrated-inverse-logit": Look("Calibrated, inverse logit", "#8F6FC0", "-.", "*"),
     "calibrated-noise-aware": Look("Calibrated, noise-aware", "#D55E00", "-", "h"),
     "efficient": Look("Efficient", "#882255", "-", "p"),
-    "calibrated-online": Look("Calibrated as you go", "#56B4E9", ":", "<"),
-    "augmented": Look("Augmented", "#D55E00", "-", "*"),
-    "augmented-online": Look("Augmented, as you go", "#009E73", "-", "P"),
+    "calibrated-online": Look("Calibrated as you go", "#44AA99", ":", "<"),
+    "augmented": Look("Augmented", "#CC3311", "-", "*"),
+    "augmented-online": Look("Augmented, as you go", "#117733", "-", "P"),
 }
 RULE_LABELS = {
     "fedprox": "FedProx",
