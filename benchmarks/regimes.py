@@ -105,7 +105,7 @@ def _regimes() -> Mapping[str, Regime]:
     few = DailyParticipation(rate=0.05)
     hidden = PropensitySettings(enrollment="z1 + z2", participation="z1 + z2 + x")
     return {
-        "testbed": of("N = 1,000, 50% enrolled, about 170 replies a round"),
+        "testbed": of("N = 1,000, 50% enrolled, about 155 replies a round"),
         "small": of("N = 200", population=Testbed(size=200)),
         "rate-05": of("5% enrolled", enrollment=LogisticEnrollment(rate=0.05)),
         "A": of(
@@ -268,6 +268,7 @@ def draw(found: pl.DataFrame, path: Path) -> None:
         ax.set_xlabel("excess target loss of the tail average (dots: seeds, marks: means)")
         titles = [fill(REGIMES[name].title, 34) for name in names]
         ax.set_yticks([-row for row in range(len(names))], titles)
+        ax.set_ylim(0.5 - len(names), 0.5)
         ax.grid(axis="y", visible=False)
         for row in range(len(names) - 1):
             ax.axhline(-row - 0.5, color="#dddddd", linewidth=0.6)
