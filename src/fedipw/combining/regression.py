@@ -174,11 +174,11 @@ class UpdateRegression:
             return len(self._gram)
         return self._main + 1 if room >= self._main else 1
 
-    def state(self) -> dict[str, Any]:
-        """Return the arrays."""
+    def state(self, *, copy: bool = True) -> dict[str, Any]:
+        """Return the arrays; without ``copy`` those of the model's size change with a round."""
         return {
             "gram": self._gram.copy(),
-            "cross": self.cross.copy(),
+            "cross": self.cross.copy() if copy else self.cross,
             "remembered": self._remembered,
             "main": self._main,
         }

@@ -13,12 +13,16 @@ from fedipw.errors import InputError
 from fedipw.flower.screen import SentModel, arrays_of
 from fedipw.flower.weighted_sum import WeightedReply
 from fedipw.numerics import FloatArray
+from fedipw.numerics.compiled import compiled
 from fedipw.numerics.threads import over_ranges
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.pipeline import Regression, Weighing
 from fedipw.weighting.weigher import RoundWeights
 
-_PIECE = 8192  # parameters of all replies that are held at once, by each thread
+_PIECE = 16_384  # parameters whose sums are made at once, by each thread
+_GROUP = 8  # replies whose updates are added to the sums at once
+_CALL = 4 * _GROUP  # replies of one call of the kernel: short calls would wait for each other
+_STRIP = 512  # parameters of a group whose updates stay in the processor's nearest memory
 
 
 @final
@@ -95,11 +99,16 @@ class Augmenter:
         self._scale, self._names = scale, balance.names
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs; empty before the first round."""
+        """Return what a resumed run needs, to be saved before the next round; empty at first.
+
+        The q + 1 arrays of the model's size are not copied, and are saved one by one.
+        """
         if self._rule is None:
             return {}
+        rule = self._rule.state(copy=False)
+        rule["cross"] = list(rule["cross"])
         return {
-            "rule": self._rule.state(),
+            "rule": rule,
             "scale": self._scale,
             "names": list(self._names),
             "arrays": list(self._arrays),
@@ -113,11 +122,11 @@ class Augmenter:
         self._arrays = tuple(state["arrays"])
         cross = state["rule"]["cross"]
         self._rule = UpdateRegression(
-            cross.shape[1],
-            moments=cross.shape[0] - 1,
+            len(cross[0]),
+            moments=len(cross) - 1,
             main=int(state["rule"]["main"]),
             settings=self._how,
-            dtype=cross.dtype,
+            dtype=cross[0].dtype,
         )
         self._rule.restore(state["rule"])
 
@@ -133,23 +142,75 @@ def _added(
 
     ``weights`` (q + 1, m) are of the updates of the replies.
     """
-    flat, base = [reply.reshape(-1) for reply in replies], model.reshape(-1)
-    dtype = here.rule.cross.dtype
-    out, rows = np.empty(len(base), dtype=dtype), weights.astype(dtype)
+    dtype, base = here.rule.cross.dtype, _read_only(model.reshape(-1))
+    flat = [_read_only(reply.reshape(-1)) for reply in replies]
+    flat += [base] * (-len(flat) % _CALL)  # they move nothing
+    rows = np.zeros((len(weights), len(flat)), dtype=dtype)
+    rows[:, : len(replies)] = weights
+    out = np.empty(len(base), dtype=dtype)
 
     def work(start: int, stop: int) -> None:
-        moved = np.empty((len(flat), _PIECE), dtype=dtype)
         for piece in _pieces(start * _PIECE, min(stop * _PIECE, len(base))):
-            width = piece.stop - piece.start
-            for k, reply in enumerate(flat):
-                np.subtract(reply[piece], base[piece], out=moved[k, :width], casting="same_kind")
             place = slice(first + piece.start, first + piece.stop)
             out[piece] = here.correction(place)
-            here.learn(place, rows @ moved[:, :width])
+            sums = np.zeros((len(rows), piece.stop - piece.start), dtype=dtype)
+            origin = _of_type(base[piece], dtype)
+            for k in range(0, len(replies), _CALL):
+                some = tuple(_of_type(reply[piece], dtype) for reply in flat[k : k + _CALL])
+                used = min(_CALL, len(replies) - k)
+                _add_updates(sums, rows[:, k : k + _CALL], origin, some, used)
+            here.learn(place, sums)
 
     count = -(-len(base) // _PIECE)
     over_ranges(count, work, work=float(len(base) * len(flat) * len(rows)))
     return out
+
+
+@compiled
+def _add_updates(
+    sums: NDArray[Any],
+    weights: NDArray[Any],
+    origin: NDArray[Any],
+    replies: tuple[NDArray[Any], ...],
+    used: int,
+) -> None:
+    """Add the weighted updates of the first replies, ``used`` of them, to sums, (k, p).
+
+    ``weights`` are (k, 32), zero for replies that are not used. The updates of a group are made
+    once for a few parameters and used in all k sums: a product of matrices, but without a copy of
+    the replies, and without threads other than the caller's.
+    """
+    moved = np.empty(_GROUP * _STRIP, dtype=sums.dtype)
+    for first in range(0, len(origin), _STRIP):
+        last = min(first + _STRIP, len(origin))
+        here = origin[first:last]
+        for group in range(0, used, _GROUP):
+            for i in range(_GROUP):
+                reply, update = replies[group + i][first:last], moved[i * _STRIP : (i + 1) * _STRIP]
+                for t in range(len(here)):
+                    update[t] = reply[t] - here[t]
+            for j in range(len(sums)):
+                total, w = sums[j, first:last], weights[j, group : group + _GROUP]
+                w0, w1, w2, w3, w4, w5, w6, w7 = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+                for t in range(len(total)):
+                    total[t] += (
+                        (w0 * moved[t] + w1 * moved[t + _STRIP])
+                        + (w2 * moved[t + 2 * _STRIP] + w3 * moved[t + 3 * _STRIP])
+                    ) + (
+                        (w4 * moved[t + 4 * _STRIP] + w5 * moved[t + 5 * _STRIP])
+                        + (w6 * moved[t + 6 * _STRIP] + w7 * moved[t + 7 * _STRIP])
+                    )
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a flat array that the kernel can take, a copy only if its bytes are not aligned."""
+    out = np.require(array, requirements=("C", "A")).view()
+    out.flags.writeable = False
+    return out
+
+
+def _of_type(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return array if array.dtype == dtype else _read_only(array.astype(dtype))
 
 
 def _pieces(first: int, last: int) -> Iterator[slice]:

@@ -401,6 +401,7 @@ class FedIPW(Strategy):
         elif self.augmenter is not None:
             shift = self.augmenter.correction(replies, found, self.rounds.live.weighing, sent)
         messages = summed_replies(replies, self.key, sent, shift)
+        del shift  # as large as the model, and in the messages now
         arrays, metrics = self.strategy.aggregate_train(index, messages)
         if arrays is not None:
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):

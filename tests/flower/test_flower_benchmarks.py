@@ -1,0 +1,58 @@
+"""The benchmarks of the default method on Flower, run small, and its kernel by a plain loop."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.augmented import Size, measured
+from benchmarks.network import METHODS, World, run, summary
+
+from fedipw.combining.regression import UpdateRegression
+from fedipw.flower.augmentation import _added
+from fedipw.weighting.weigher import RoundWeights
+
+ROUNDS = 3
+
+
+def test_a_network_with_few_replies() -> None:
+    world = World(seed=0, size=1_000, rate=0.1, replies=20.0)
+    lines = [run(world, method, rounds=ROUNDS) for method in METHODS]
+    assert len({line["averaged"] for line in lines[1:]}) == len(METHODS) - 1
+    assert [line["name"] for line in lines[-2:]] == ["augmented", "augmented-online"]
+    for line in summary(lines):
+        assert 0.1 < line["last_ten"] < 1.0, line
+        assert line["worst_round"] <= line["last_ten"] + 0.1
+
+
+def test_time_and_memory_of_a_regression() -> None:
+    size = Size(parameters=20_000, replies=30, rounds=8, enrolled=150, population=400)
+    found = measured(size)
+    assert found["moments"] == 10
+    assert found["ratio"] > found["ratio_without_checkpoint"] > 0.0
+    assert found["seconds"]["fedipw"] > found["seconds"]["regression"] > 0.0
+
+
+@pytest.mark.parametrize("shift", [0, 1])  # bytes by which replies are not aligned
+@pytest.mark.parametrize(("kept", "sent"), [("f4", "f4"), ("f8", "f8"), ("f4", "f8"), ("f2", "f2")])
+@pytest.mark.parametrize(("size", "replies"), [(1, 1), (513, 8), (16_385, 33), (40_001, 70)])
+def test_sums_of_updates_by_a_plain_loop(
+    kept: str, sent: str, size: int, replies: int, shift: int
+) -> None:
+    rng: Any = np.random.default_rng(size)
+    model = rng.standard_normal(size).astype(kept)
+    bytes_ = [(model + 0.1 * rng.standard_normal(size)).astype(sent).tobytes()
+              for _ in range(replies)]  # fmt: skip
+    models = [np.frombuffer(b"x" * shift + one, dtype=sent, offset=shift) for one in bytes_]
+    rule = UpdateRegression(size, moments=3, dtype="f8" if kept == "f8" else "f4")
+    dtype, v = rule.cross.dtype, np.full(replies, 1.0 / replies)
+    given = RoundWeights(replies=None, weights=v, unguarded=v, effective_clients=replies)  # type: ignore[arg-type]
+    here = rule.round(given, rng.standard_normal((replies, 3)))
+    _added(here, 0, here.weights, models, model)
+    expected = np.zeros((4, size))
+    for weights, one in zip(here.weights.T, models, strict=True):
+        update = one.astype(dtype) - model.astype(dtype)
+        expected += replies * np.outer(weights, update.astype(np.float64))
+    # each of (replies) terms is rounded, and so are their sums
+    scale = replies * np.abs(here.weights).sum(axis=1, keepdims=True)
+    error = np.abs(rule.cross - expected) / scale
+    assert error.max() < 4.0 * np.finfo(dtype).eps
