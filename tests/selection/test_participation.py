@@ -195,6 +195,20 @@ def test_a_model_that_separates_falls_back_to_the_rate_and_says_so(
     np.testing.assert_allclose(found.prob, log.replied[0].mean(), rtol=1e-15)
 
 
+@stores
+def test_or_to_a_model_with_a_penalty_where_that_is_asked_for(store: Stores) -> None:
+    log = random_log()
+    log = log._replace(replied=np.tile(log.static[:, 0] > 0.2, (5, 1)))
+    found = all_rounds(log, ParticipationSettings(soft=True), store=store)[3]
+    assert found.source is Source.PENALISED
+    X, y = log.stacked(slice(0, 3))
+    model = NewtonLogistic(l2=1.0).fit(X, y)
+    expected = model.predict_proba(log.stacked(slice(3, 4))[0])[:, 1]
+    np.testing.assert_allclose(found.prob, expected, rtol=1e-7)
+    assert found.prob.min() < 0.1
+    assert found.prob.max() > 0.9
+
+
 def test_a_model_that_does_not_converge_falls_back_to_the_rate_and_says_so() -> None:
     log = random_log()
     hasty = ParticipationSettings(estimator=Classifier(NewtonLogistic(max_iter=1)))

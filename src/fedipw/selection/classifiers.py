@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
     from fedipw.selection.rowstore import StoredRows
 
+PENALTY = 1.0  # l2 of a fit that would separate without one
+
 
 class PropensityModel(ClassifierMixin, BaseEstimator):
     """P(selected | x) from any probabilistic classifier.

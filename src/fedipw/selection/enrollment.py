@@ -23,7 +23,7 @@ from fedipw.errors import FedIPWError, InputError, NotConvergedError, Separation
 from fedipw.numerics.checks import check_finite, check_probability, check_rows, some
 from fedipw.numerics.logistic import logistic_sums
 from fedipw.numerics.newton import Sums, newton_minimum
-from fedipw.selection.classifiers import Newton
+from fedipw.selection.classifiers import PENALTY, Newton
 from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_before_enrollment
 from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.saved import StageModel, block_prob
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from fedipw.numerics import BoolArray, FloatArray, IntArray
 
-PENALTY = 1.0  # l2 of a fit that would separate without one
 PER_COEFFICIENT = 10  # clients behind each coefficient, before which a constant rate is used
 CLIENTS_PER_MOMENT = {"rich": 25, "wide": 8}  # enrolled, behind each moment of a balance map
 

@@ -19,7 +19,7 @@ import polars as pl
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_rows, some
-from fedipw.selection.classifiers import Estimator, Fit, Newton, Rate
+from fedipw.selection.classifiers import PENALTY, Estimator, Fit, Newton, Rate
 from fedipw.selection.logistic import LogisticFit, likelihood_sums
 from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
 from fedipw.selection.saved import StageModel
@@ -56,6 +56,7 @@ class Source(Enum):
     MODEL = "model"
     PAST_RATE = "reply rate of past rounds"
     ROUND_RATE = "reply rate of this round"
+    PENALISED = "model with a penalty, without one it separates"
     SEPARATED_RATE = "reply rate, the model separates"
     UNCONVERGED_RATE = "reply rate, the model did not converge"
     GAPS = "mean gap between replies"
@@ -70,7 +71,8 @@ class ParticipationSettings:
     ``last`` makes a rolling window of past rounds. With ``refit_every`` 10 the first ten rounds are
     refitted one by one, while there is little to learn from, and every tenth after that. A constant
     rate is used, and recorded, until both kinds of rows exceed ``per_coefficient`` times the
-    coefficients. ``estimator`` is maximum likelihood by default, or any classifier.
+    coefficients. ``estimator`` is maximum likelihood by default, or any classifier. A maximum that
+    does not exist is replaced by the rate, or by that of a penalised likelihood if ``soft``.
     """
 
     window: Window = Window.PAST
@@ -78,6 +80,7 @@ class ParticipationSettings:
     refit_every: int = 10  # rounds between fits on past rounds
     per_coefficient: float = 10.0
     estimator: Estimator = field(default_factory=Newton)
+    soft: bool = False  # whether a fit that separates gets a penalty
     day_length: float = 24.0  # rounds in a day, for the clock columns
     client: Any = None  # a distributed.Client whose workers form the sums over rounds
 
@@ -622,7 +625,10 @@ class StepLearner:
         return min(passed, rows - passed) > needed
 
     def refitted(self, first: int, last: int, rate: float) -> tuple[Fit, Source]:
-        """Return a new fit, or the rate where there is no maximum or it was not reached."""
+        """Return a new fit, or what takes its place if there is no maximum or it was not reached.
+
+        That is not kept: the next round tries the maximum again.
+        """
         try:
             return self.refit(first, last), Source.MODEL
         except SeparationError:
@@ -630,6 +636,11 @@ class StepLearner:
         except NotConvergedError:
             source = Source.UNCONVERGED_RATE
         self.fit = None
+        mendable = self.settings.soft and self.settings.estimator == Newton()
+        if source is Source.SEPARATED_RATE and mendable:
+            rows = self.store.rounds(first, last)
+            found = Newton(l2=PENALTY).fitted(rows, self.step.design.names, None)
+            return found, Source.PENALISED
         return Rate(rate), source
 
     def refit(self, first: int, last: int) -> Fit:

@@ -49,8 +49,9 @@ class Settings:
     trim
         Cut weights at this multiple of a round's mean.
     soft
-        Approach targets that no weights on the enrolled can meet, and penalise an enrollment model
-        that separates, with a note; else both are errors.
+        Approach targets that no weights on the enrolled can meet, and penalise models that
+        separate, with a note. Else such targets, and an enrollment model that separates, are
+        errors, and such a step of participation has a constant rate.
     missing, lump_below
         ``error``, ``indicator`` or ``drop``; share of rows below which levels are merged.
     models
@@ -116,6 +117,7 @@ class Settings:
                 last=self.window,
                 refit_every=self.refit_every,
                 day_length=self.day_length,
+                soft=self.soft,
                 estimator=self.estimator(),
                 client=self.client,
             ),
