@@ -51,7 +51,7 @@ def plain_run(
 ) -> list[FloatArray]:
     """Return the step of each round, (O20) client by client.
 
-    The constant has no ridge; the others have the square of few clients over effective clients.
+    The constant has no ridge; the others have one that grows with few clients and few replies.
     The step is by guarded weights, what is learnt by those before the guard.
     """
     q = rounds[0][1].shape[1]
@@ -69,7 +69,9 @@ def plain_run(
         if used:
             penalised = A[: used + 1, : used + 1].copy()
             for j in range(1, used + 1):
-                penalised[j, j] += (settings.few_clients / given.effective_clients) ** 2 * A[0, 0]
+                rho = (settings.few_clients / given.effective_clients) ** 2
+                rho += settings.few_replies * used / replies
+                penalised[j, j] += rho * A[0, 0]
             beta = np.linalg.inv(penalised) @ C[: used + 1]
             apart = np.zeros(used + 1)
             apart[0] = 1.0
@@ -102,7 +104,8 @@ def drawn_rounds(seed: int, count: int) -> list[tuple[RoundWeights, FloatArray, 
 
 
 @pytest.mark.parametrize(
-    "settings", [Regression(), Regression(decay=0.8, few_clients=9.0, per_moment=4.0)]
+    "settings",
+    [Regression(), Regression(decay=0.8, few_clients=9.0, few_replies=0.7, per_moment=4.0)],
 )
 def test_a_run_is_the_equation_round_by_round(settings: Regression) -> None:
     rounds = drawn_rounds(0, 30)
@@ -165,7 +168,7 @@ def test_the_state_goes_through_a_file(tmp_path) -> None:  # type: ignore[no-unt
 def test_other_moments_keep_what_was_learnt_of_those_before() -> None:
     """Columns reordered: the same steps. A new one: nothing changes until it is learnt of."""
     rounds = drawn_rounds(4, 14)
-    rule = UpdateRegression(P, moments=5, settings=Regression(few_clients=11.0))
+    rule = UpdateRegression(P, moments=5, settings=Regression(few_clients=11.0, few_replies=0.0))
     for given, columns, updates in rounds[:-1]:
         rule.step(given, columns, sums_of(updates))
     given, columns, updates = rounds[-1]
@@ -228,7 +231,7 @@ def weighing_of(name: str, prob: FloatArray, b: FloatArray) -> Weighing:
 
 def fixed(beta: FloatArray) -> UpdateRegression:
     """Return a regression that has learnt these coefficients, (3, P), from a gram matrix."""
-    rule = UpdateRegression(P, moments=2, settings=Regression(few_clients=0.0))
+    rule = UpdateRegression(P, moments=2, settings=Regression(few_clients=0.0, few_replies=0.0))
     root = np.array([[2.0, 0.3, 0.1], [0.0, 1.5, -0.4], [0.0, 0.0, 1.2]])
     gram = 1000.0 * root.T @ root
     rule.restore({"gram": gram, "cross": gram @ beta, "remembered": 1e6, "main": 2})
@@ -285,7 +288,7 @@ def test_with_wrong_probabilities_the_coefficients_matter() -> None:
 def learnt(updates: FloatArray, prob: FloatArray, name: str = HT) -> UpdateRegression:
     """Return a regression after twelve rounds of these updates, weighed by these probabilities."""
     rng, weighing = np.random.default_rng(5), weighing_of(name, prob, B)
-    settings = Regression(few_clients=0.0, per_moment=3.0)
+    settings = Regression(few_clients=0.0, few_replies=0.0, per_moment=3.0)
     rule = UpdateRegression(P, moments=2, settings=settings)
     for index in range(1, 13):
         rows = np.flatnonzero(rng.random(N) < PI)

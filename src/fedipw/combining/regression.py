@@ -50,19 +50,19 @@ class UpdateRegression:
 
     .. math::
        \beta_{r-1} &= (A_{r-1} + \rho A_{r-1}[0, 0]\, D)^{-1} C_{r-1}, \qquad
-       D = \text{diag}(0, 1, \ldots, 1), \quad \rho = (k / n)^2, \\
+       D = \text{diag}(0, 1, \ldots, 1), \quad \rho = (k / n)^2 + c\, q / M, \\
        \text{step}_r &= \sum_{S_r} v_i \Delta_i
        + \Big(\mu - \sum_{S_r} v_i b_i\Big)' \beta_{r-1}, \\
        A_r &= g A_{r-1} + m_r \sum_{S_r} u_i b_i b_i', \qquad
        C_r = g C_{r-1} + m_r \sum_{S_r} u_i b_i \Delta_i' \qquad (O20)
 
     b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; :math:`m_r` is the
-    number of replies, n the effective number of enrolled clients and k the number at which the
-    ridge is 1. The step is by guarded weights v, what is learnt by the weights before the
-    guard, u. The coefficients come from earlier rounds: the step is consistent if either the
-    weights or the regression is right, and its noise is that of the residuals. It is linear in
-    updates: q + 2 weighted sums of the same replies, none of them kept, and q + 1 arrays of the
-    model's size for all clients together.
+    number of replies, n the effective number of enrolled clients, M the replies remembered and
+    q the moments in use. The step is by guarded weights v, what is learnt by the weights before
+    the guard, u. The coefficients come from earlier rounds: the step is consistent if either
+    the weights or the regression is right, and its noise is that of the residuals. It is linear
+    in updates: q + 2 weighted sums of the same replies, none of them kept, and q + 1 arrays of
+    the model's size for all clients together.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class UpdateRegression:
     --------
     >>> from fedipw.weighting.weigher import RoundWeights
     >>> rng, equal = np.random.default_rng(0), np.full(20, 0.05)
-    >>> rule = UpdateRegression(2, moments=1, settings=Regression(few_clients=0.0))
+    >>> rule = UpdateRegression(2, moments=1, settings=Regression(few_clients=0, few_replies=0))
     >>> for _ in range(9):  # updates are 1 + 3 b and -b; b of the replies is too large by 1
     ...     b = 1.0 + rng.standard_normal((20, 1))
     ...     updates = np.column_stack([1.0 + 3.0 * b[:, 0], -b[:, 0]])
@@ -117,6 +117,7 @@ class UpdateRegression:
         if used > 1:
             gram = self._gram[:used, :used]
             ridge = (self.settings.few_clients / given.effective_clients) ** 2
+            ridge += self.settings.few_replies * (used - 1) / self._remembered
             penalty = ridge * gram[0, 0] * np.diag(np.append(0.0, np.ones(used - 1)))
             apart = np.eye(1, used)[0]
             apart[0] -= given.weights.sum()

@@ -728,7 +728,8 @@ class Regression:
     """A regression of updates on balance columns; weights carry its residuals only (O20)."""
 
     decay: float = 0.99  # g, by which earlier rounds count less in every round
-    few_clients: float = 14.0  # effective clients k at which the ridge (k/n)^2 on slopes is 1
+    few_clients: float = 14.0  # effective clients k in the ridge (k/n)^2 + c q/M on slopes
+    few_replies: float = 2.0  # c, for q moments and M replies remembered
     per_moment: float = 10.0  # replies remembered behind each moment that is used
     balance: str = "wide"
     memory: ClassVar = False

@@ -146,7 +146,8 @@ def plain_model(
                 effective = sum(even) ** 2 / sum(x * x for x in even)
                 penalised = A[: used + 1, : used + 1].copy()
                 for j in range(1, used + 1):
-                    penalised[j, j] += (14.0 / effective) ** 2 * A[0, 0]
+                    rho = (14.0 / effective) ** 2 + 2.0 * used / remembered
+                    penalised[j, j] += rho * A[0, 0]
                 beta = np.linalg.inv(penalised) @ C[: used + 1]
                 apart = np.eye(1, used + 1)[0]
                 for x, i in zip(v, replies, strict=True):
