@@ -237,6 +237,23 @@ def test_weights_of_either_sign_have_no_bound_before_a_round(tmp_path: Path) -> 
         assert seen.bounds[0].share == (1.0 if shares and name not in unknown else None), name
 
 
+@pytest.mark.parametrize("guard", ["cap", "temper(0.5)", "temper(0.9) then cap(0.2)"])
+def test_a_guard_that_raises_others_leaves_the_bound_of_a_horvitz_thompson_form_open(
+    tmp_path: Path, guard: str
+) -> None:
+    """What is cut from one reply is carried by the others, beyond 1 / (N pi) of theirs."""
+    world, seen = Selected.drawn(tmp_path, 0), Bounded()
+    plan = Plan(method=method_named(f"fedipw, guard={guard}"), settings=SETTINGS)
+    for _ in Replay(world.table(), world.ledger, plan, observers=[seen]):
+        pass
+    assert not seen.bounds[0].known
+    other = Bounded()
+    plan = Plan(method=method_named(f"fedipw-hajek, guard={guard}"), settings=SETTINGS)
+    for _ in Replay(world.table(), world.ledger, plan, observers=[other]):
+        pass
+    assert other.bounds[0].share == 1.0  # shares stay shares
+
+
 def test_a_change_of_enrollment_leaves_the_printed_bound_open(tmp_path: Path) -> None:
     world = Selected.drawn(tmp_path, 0)
     joins = pl.when(pl.col("z1") > 0).then(2).alias("enrolled_from")

@@ -32,7 +32,6 @@ from fedipw.numerics.checks import check_positive
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
-from fedipw.weighting.pipeline import Regression
 from fedipw.weighting.settings import Settings
 from fedipw.weighting.weigher import RoundWeights
 
@@ -171,8 +170,8 @@ class FedIPW(Strategy):
         self._directory, self._seed, self._clock = Path(ledger), seed, clock
         members, rounds = self.config.stage.members, Ledger(self._directory)
         self.noise = None if noise is None else NoisySums(noise, members.size)
-        how = self.config.plan.method.augmentation
-        self.augmenter = Augmenter(how) if isinstance(how, Regression) else None
+        how = self.config.plan.method.augmentation.regression
+        self.augmenter = None if how is None else Augmenter(how)
         if noise is not None and self.augmenter is not None:
             raise InputError(
                 f"{self.config.plan.method.name} keeps sums of updates that the noise of this "

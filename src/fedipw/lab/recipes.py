@@ -57,8 +57,7 @@ class Recipe:
     @property
     def regression(self) -> Regression | None:
         """How it regresses updates on balance columns, if it does."""
-        how = self.method.augmentation
-        return how if isinstance(how, Regression) else None
+        return self.method.augmentation.regression
 
     @property
     def weighs_replies(self) -> bool:

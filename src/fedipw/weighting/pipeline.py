@@ -551,7 +551,10 @@ def _over_sum(raw: FloatArray, presence: FloatArray | None) -> FloatArray:
 
 
 class Guard(Protocol):
-    """A bound on weights that is visible: it returns what it changed, and makes none larger."""
+    """A bound on weights that is visible: it returns what it changed.
+
+    One that keeps the sum of weights makes others larger and says so by ``keeps_sum``.
+    """
 
     def applied(self, weights: FloatArray) -> TrimReport | None:
         """Return the weights and what was changed, none if the guard does nothing."""
@@ -610,6 +613,7 @@ class Temper:
     """
 
     power: float = 0.75
+    keeps_sum: ClassVar = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.power <= 1.0:
@@ -643,6 +647,7 @@ class Cap:
     """
 
     share: float = 0.1
+    keeps_sum: ClassVar = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:
@@ -668,6 +673,11 @@ class Guards:
     """Several guards, one after the other."""
 
     guards: tuple[Guard, ...]
+
+    @property
+    def keeps_sum(self) -> bool:
+        """Whether one of them does."""
+        return any(getattr(guard, "keeps_sum", False) for guard in self.guards)
 
     def applied(self, weights: FloatArray) -> TrimReport | None:
         """Return the weights and what was cut in all."""
@@ -699,6 +709,11 @@ class Augmentation(Protocol):
     memory: ClassVar[bool]  # whether each client's latest update is kept (O5)
 
     @property
+    def regression(self) -> Regression | None:
+        """How updates are regressed on balance columns (O20), none if they are not."""
+        ...
+
+    @property
     def balance(self) -> str:
         """Population means it needs: ``main``, ``rich``, ``wide``, or none if empty."""
         ...
@@ -710,6 +725,7 @@ class NoAugmentation:
     """Nothing: the weighted sum of a round's updates."""
 
     memory: ClassVar = False
+    regression: ClassVar = None
     balance: ClassVar = ""
 
 
@@ -719,6 +735,7 @@ class UpdateMemory:
     """Each client's latest update, under its enrollment weight (O5)."""
 
     memory: ClassVar = True
+    regression: ClassVar = None
     balance: ClassVar = ""
 
 
@@ -737,6 +754,11 @@ class Regression:
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
             raise InputError(f"The decay must lie between 0 and 1, not {self.decay!r}.")
+
+    @property
+    def regression(self) -> Regression:
+        """Itself."""
+        return self
 
 
 BASES: dict[str, Callable[[], Base]] = {
@@ -995,7 +1017,8 @@ class Weighing:
         base, calibration = self.method.base, self.method.calibration
         if self.self_normalised:
             return Influence(share=1.0) if calibration.nonnegative else Influence()
-        if calibration.each_round and not calibration.nonnegative:
+        raised = getattr(self.method.guard, "keeps_sum", False)  # others carry what is cut
+        if raised or (calibration.each_round and not calibration.nonnegative):
             return Influence()
         largest = base.largest(self.state)
         if self.enrollment_weights is not None:
