@@ -15,7 +15,7 @@ from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.pipeline import Regression, Weighing
-from fedipw.weighting.weigher import EnrollmentState, RoundWeights
+from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, RoundWeights
 
 # Sums of at most a thousand terms of order one.
 EXACT = 1e-11
@@ -23,14 +23,24 @@ P = 4  # parameters of the model
 
 
 def given_weights(
-    weights: FloatArray, unguarded: FloatArray | None = None, clients: float = 20.0
+    weights: FloatArray,
+    raw: FloatArray | None = None,
+    guarded: float = 20.0,
+    *,
+    within: FloatArray | None = None,
+    reliance: float = 1.0,
 ) -> RoundWeights:
     return RoundWeights(
         replies=None,  # type: ignore[arg-type]
         weights=weights,
-        unguarded=weights if unguarded is None else unguarded,
-        effective_clients=clients,
+        raw=weights if raw is None else raw,
+        within=np.ones(len(weights)) if within is None else within,
+        reliance=reliance,
+        clients=ClientNumbers(enrolled=60.0, effective=0.7 * guarded, guarded=guarded),
     )
+
+
+ENROLLED = np.array([0.8, -0.3, 0.4, 0.2, -0.5])  # mean of the columns over the enrolled
 
 
 def sums_of(updates: FloatArray) -> Callable[[FloatArray], FloatArray]:
@@ -52,10 +62,11 @@ def plain_run(
     """Return the step of each round, (O20) client by client.
 
     The constant has no ridge; the others have one that grows with few clients and few replies.
-    The step is by guarded weights, what is learnt by those before the guard.
+    The step is by guarded weights, what is learnt by those before normalisation and guard, none
+    above 8 times what a round has weighed so far, 5 equal shares in the smallest rounds.
     """
     q = rounds[0][1].shape[1]
-    A, C, replies = np.zeros((q + 1, q + 1)), np.zeros((q + 1, P)), 0.0
+    A, C, replies, rounds_ = np.zeros((q + 1, q + 1)), np.zeros((q + 1, P)), 0.0, 0.0
     steps = []
     for given, columns, updates in rounds:
         used = 0
@@ -69,23 +80,25 @@ def plain_run(
         if used:
             penalised = A[: used + 1, : used + 1].copy()
             for j in range(1, used + 1):
-                rho = (settings.few_clients / given.effective_clients) ** 2
+                rho = (settings.few_clients / given.clients.guarded) ** 2  # type: ignore[union-attr]
                 rho += settings.few_replies * used / replies
                 penalised[j, j] += rho * A[0, 0]
             beta = np.linalg.inv(penalised) @ C[: used + 1]
             apart = np.zeros(used + 1)
             apart[0] = 1.0
+            apart[1:] = (1.0 - given.reliance) * ENROLLED[:used]
             for v, row in zip(given.weights, columns, strict=True):
                 apart -= v * np.array([1.0, *row[:used]])
             step += apart @ beta
         steps.append(step)
-        A, C, replies = settings.decay * A, settings.decay * C, settings.decay * replies
         m = len(columns)
-        for v, row, update in zip(given.unguarded, columns, updates, strict=True):
-            b = np.array([1.0, *row])
-            A += m * v * np.outer(b, b)
-            C += m * v * np.outer(b, update)
-        replies += m
+        most = max(settings.largest, 5.0 / m) * A[0, 0] / rounds_ if rounds_ else np.inf
+        A, C, replies = settings.decay * A, settings.decay * C, settings.decay * replies
+        for raw, row, update in zip(given.raw, columns, updates, strict=True):
+            b, u = np.array([1.0, *row]), min(raw, most)
+            A += u * np.outer(b, b)
+            C += u * np.outer(b, update)
+        replies, rounds_ = replies + m, settings.decay * rounds_ + 1.0
     return steps
 
 
@@ -96,7 +109,11 @@ def drawn_rounds(seed: int, count: int) -> list[tuple[RoundWeights, FloatArray, 
         raw, columns = rng.exponential(1.0, m), 0.5 + rng.standard_normal((m, 5))
         tempered = np.sqrt(raw)
         given = given_weights(
-            tempered / tempered.sum(), raw / raw.sum(), float(rng.uniform(10.0, 40.0))
+            tempered / tempered.sum(),
+            raw,
+            float(rng.uniform(20.0, 80.0)),
+            within=rng.exponential(1.0, m),
+            reliance=float(rng.uniform(0.0, 1.0)),
         )
         updates = np.sin(columns[:, :P]) + columns @ np.ones((5, P)) + rng.standard_normal((m, P))
         out.append((given, columns, updates))
@@ -105,7 +122,11 @@ def drawn_rounds(seed: int, count: int) -> list[tuple[RoundWeights, FloatArray, 
 
 @pytest.mark.parametrize(
     "settings",
-    [Regression(), Regression(decay=0.8, few_clients=9.0, few_replies=0.7, per_moment=4.0)],
+    [
+        Regression(),
+        Regression(decay=0.8, few_clients=9.0, few_replies=0.7, per_moment=4.0),
+        Regression(largest=0.4, per_moment=4.0),  # which bounds some
+    ],
 )
 def test_a_run_is_the_equation_round_by_round(settings: Regression) -> None:
     rounds = drawn_rounds(0, 30)
@@ -114,7 +135,7 @@ def test_a_run_is_the_equation_round_by_round(settings: Regression) -> None:
         rounds, plain_run(rounds, settings, 2), strict=True
     ):
         seen.append(rule.used)
-        step = rule.step(given, columns, sums_of(updates))
+        step = rule.step(given, columns, ENROLLED, sums_of(updates))
         # 6 x 6 systems with a ridge, conditions below 1e3
         np.testing.assert_allclose(step, expected, rtol=0.0, atol=1e-11)
     assert seen[0] == 0
@@ -125,8 +146,8 @@ def test_a_run_is_the_equation_round_by_round(settings: Regression) -> None:
 def test_parameters_in_pieces_are_all_at_once() -> None:
     whole, parts = (UpdateRegression(P, moments=5, settings=Regression()) for _ in range(2))
     for given, columns, updates in drawn_rounds(1, 20):
-        step = whole.step(given, columns, sums_of(updates))
-        here = parts.round(given, columns)
+        step = whole.step(given, columns, ENROLLED, sums_of(updates))
+        here = parts.round(given, columns, ENROLLED)
         pieces = []
         for piece in (slice(0, 1), slice(1, 3), slice(3, P)):
             part = updates[:, piece]
@@ -140,12 +161,12 @@ def test_a_rounds_own_updates_do_not_enter_its_correction() -> None:
     rule = UpdateRegression(P, moments=5, settings=Regression())
     *before, (given, columns, updates) = drawn_rounds(2, 16)
     for g, b, u in before:
-        rule.step(g, b, sums_of(u))
+        rule.step(g, b, ENROLLED, sums_of(u))
     state = rule.state()
     corrections = []
     for factor in (0.0, 1.0, -100.0):
         rule.restore(state)
-        step = rule.step(given, columns, sums_of(factor * updates))
+        step = rule.step(given, columns, ENROLLED, sums_of(factor * updates))
         corrections.append(step - given.weights @ (factor * updates))
     assert np.abs(corrections[0]).max() > 0.1
     np.testing.assert_allclose(corrections[1:], [corrections[0]] * 2, rtol=0.0, atol=1e-10)
@@ -155,13 +176,13 @@ def test_the_state_goes_through_a_file(tmp_path) -> None:  # type: ignore[no-unt
     rounds = drawn_rounds(3, 12)
     one, two = (UpdateRegression(P, moments=5, main=2, settings=Regression()) for _ in range(2))
     for given, columns, updates in rounds[:8]:
-        one.step(given, columns, sums_of(updates))
+        one.step(given, columns, ENROLLED, sums_of(updates))
     save_checkpoint(tmp_path, one.state(), "settings")
     state = load_checkpoint(tmp_path, "settings")
     assert state is not None
     two.restore(state)
     for given, columns, updates in rounds[8:]:
-        left, right = (rule.step(given, columns, sums_of(updates)) for rule in (one, two))
+        left, right = (rule.step(given, columns, ENROLLED, sums_of(updates)) for rule in (one, two))
         assert left.tobytes() == right.tobytes()
 
 
@@ -170,7 +191,7 @@ def test_other_moments_keep_what_was_learnt_of_those_before() -> None:
     rounds = drawn_rounds(4, 14)
     rule = UpdateRegression(P, moments=5, settings=Regression(few_clients=11.0, few_replies=0.0))
     for given, columns, updates in rounds[:-1]:
-        rule.step(given, columns, sums_of(updates))
+        rule.step(given, columns, ENROLLED, sums_of(updates))
     given, columns, updates = rounds[-1]
     order = [3, 0, 4, 1, 2]
     turned, wider, narrower = (
@@ -178,20 +199,20 @@ def test_other_moments_keep_what_was_learnt_of_those_before() -> None:
         rule.over([*range(5), None], 6),
         rule.over([2, 0], 2),
     )
-    expected = rule.round(given, columns).correction(slice(None))
-    found = turned.round(given, columns[:, order]).correction(slice(None))
+    expected = rule.round(given, columns, ENROLLED).correction(slice(None))
+    found = turned.round(given, columns[:, order], ENROLLED[order]).correction(slice(None))
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11)
     more = np.column_stack([columns, np.full(len(columns), 7.0)])
-    found = wider.round(given, more).correction(slice(None))
+    found = wider.round(given, more, np.append(ENROLLED, 0.0)).correction(slice(None))
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11)
     state = rule.state()
     kept = [0, 3, 1]
     np.testing.assert_array_equal(narrower.state()["cross"], state["cross"][kept])
     np.testing.assert_array_equal(narrower.state()["gram"], state["gram"][np.ix_(kept, kept)])
     assert narrower.used == 3
-    step = wider.step(given, more, sums_of(updates))
+    step = wider.step(given, more, np.append(ENROLLED, 0.0), sums_of(updates))
     assert np.isfinite(step).all()
-    assert wider.state()["gram"][6, 6] == pytest.approx(49.0 * len(columns), rel=1e-12)
+    assert wider.state()["gram"][6, 6] == pytest.approx(49.0 * given.raw.sum(), rel=1e-12)
 
 
 def test_bad_settings_are_refused() -> None:
@@ -234,7 +255,8 @@ def fixed(beta: FloatArray) -> UpdateRegression:
     rule = UpdateRegression(P, moments=2, settings=Regression(few_clients=0.0, few_replies=0.0))
     root = np.array([[2.0, 0.3, 0.1], [0.0, 1.5, -0.4], [0.0, 0.0, 1.2]])
     gram = 1000.0 * root.T @ root
-    rule.restore({"gram": gram, "cross": gram @ beta, "remembered": 1e6, "main": 2})
+    saved = rule.state() | {"gram": gram, "cross": gram @ beta, "sizes": [1e6, 100.0, 100.0]}
+    rule.restore(saved)
     return rule
 
 
@@ -250,12 +272,11 @@ def round_step(
     """Return (O20) of a round without learning from it."""
     if not len(rows):  # nothing to weigh: the regression alone
         given = given_weights(np.zeros(0))
-        return rule.round(given, b[rows]).correction(slice(None))
+        return rule.round(given, b[rows], np.zeros(2)).correction(slice(None))
     replies = weighing.state.replies(1, rows, np.ones(len(rows)), Source.KNOWN)
     given = weighing.weighed(replies)
-    step: FloatArray = given.weights @ updates[rows] + rule.round(given, b[rows]).correction(
-        slice(None)
-    )
+    here = rule.round(given, b[rows], np.zeros(2))
+    step: FloatArray = given.weights @ updates[rows] + here.correction(slice(None))
     return step
 
 
@@ -293,7 +314,7 @@ def learnt(updates: FloatArray, prob: FloatArray, name: str = HT) -> UpdateRegre
     for index in range(1, 13):
         rows = np.flatnonzero(rng.random(N) < PI)
         replies = weighing.state.replies(index, rows, np.ones(len(rows)), Source.KNOWN)
-        rule.step(weighing.weighed(replies), B[rows], sums_of(updates[rows]))
+        rule.step(weighing.weighed(replies), B[rows], np.zeros(2), sums_of(updates[rows]))
     assert rule.used == 3
     return rule
 

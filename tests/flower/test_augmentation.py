@@ -76,7 +76,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, scheme: str, in
 
 @pytest.mark.parametrize("scheme", REGRESSING)
 def test_the_correction_moves_the_model_and_not_the_weights(tmp_path: Path, scheme: str) -> None:
-    with_it = made(tmp_path, "with").trained(ROUNDS, scheme=scheme)
+    with_it = made(tmp_path, "with").trained(ROUNDS, scheme=f"{scheme}, augmentation=regression")
     without = made(tmp_path, "without").trained(ROUNDS, scheme=f"{scheme}, augmentation=none")
     for index in range(1, ROUNDS + 1):
         one, two = (r.train_metrics_clientapp[index]["fedipw-weights"] for r in (with_it, without))
@@ -192,10 +192,10 @@ def test_a_run_goes_on_when_enrollment_changes_and_keeps_its_columns(
     after = second.augmenter.state()
     assert before["names"] == after["names"]  # the map counts all that are ever enrolled
     assert after["scale"][0] == before["scale"][0]  # what was learnt stays in its units
-    # a round adds m v, and v sums to one; earlier rounds count .99 as much
+    # replies remembered: earlier rounds count .99 as much
     replied = sum(row["replied"] for row in whole.round(4).values())
-    total = 0.99 * before["rule"]["gram"][0, 0] + replied
-    assert after["rule"]["gram"][0, 0] == pytest.approx(total, rel=1e-12)
+    total = 0.99 * before["rule"]["sizes"][0] + replied
+    assert after["rule"]["sizes"][0] == pytest.approx(total, rel=1e-12)
     result = parts.trained(ROUNDS, scheme=scheme)
     assert bytes_of(whole.trained(ROUNDS, scheme=scheme)) == bytes_of(result)
 

@@ -9,7 +9,7 @@ from benchmarks.network import METHODS, World, run, summary
 
 from fedipw.combining.regression import UpdateRegression
 from fedipw.flower.augmentation import _added
-from fedipw.weighting.weigher import RoundWeights
+from fedipw.weighting.weigher import ClientNumbers, RoundWeights
 
 ROUNDS = 3
 
@@ -45,14 +45,15 @@ def test_sums_of_updates_by_a_plain_loop(
     models = [np.frombuffer(b"x" * shift + one, dtype=sent, offset=shift) for one in bytes_]
     rule = UpdateRegression(size, moments=3, dtype="f8" if kept == "f8" else "f4")
     dtype, v = rule.cross.dtype, np.full(replies, 1.0 / replies)
-    given = RoundWeights(replies=None, weights=v, unguarded=v, effective_clients=replies)  # type: ignore[arg-type]
-    here = rule.round(given, rng.standard_normal((replies, 3)))
+    given = RoundWeights(replies=None, weights=v, raw=v, within=v,  # type: ignore[arg-type]
+                         clients=ClientNumbers(replies, replies, replies))  # fmt: skip
+    here = rule.round(given, rng.standard_normal((replies, 3)), np.zeros(3))
     _added(here, 0, here.weights, models, model)
     expected = np.zeros((4, size))
     for weights, one in zip(here.weights.T, models, strict=True):
         update = one.astype(dtype) - model.astype(dtype)
-        expected += replies * np.outer(weights, update.astype(np.float64))
+        expected += np.outer(weights, update.astype(np.float64))
     # each of (replies) terms is rounded, and so are their sums
-    scale = replies * np.abs(here.weights).sum(axis=1, keepdims=True)
+    scale = np.abs(here.weights).sum(axis=1, keepdims=True)
     error = np.abs(rule.cross - expected) / scale
     assert error.max() < 4.0 * np.finfo(dtype).eps

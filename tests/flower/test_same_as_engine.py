@@ -68,7 +68,12 @@ class Recorder(FedAvg):
 
 
 KNOWN_LIVE = {Probabilities.NONE, Probabilities.FITTED}
-LIVE = [m.name for m in METHODS.values() if m.base.probabilities in KNOWN_LIVE]
+LIVE = [
+    # what updates say of enrollment weights is not in a ledger
+    f"{m.name}, augmentation=regression" if m.augmentation.regression else m.name
+    for m in METHODS.values()
+    if m.base.probabilities in KNOWN_LIVE
+]
 TOTALS = ("calibrated", "participation-only", "efficient")
 WITH_TOTALS = [m for m in LIVE if m.startswith(TOTALS) and not m.endswith("-hajek")]
 

@@ -52,6 +52,10 @@ class Tempered:
         out: FloatArray = 1.0 / (state.population_size * np.sqrt(replies.inclusion_prob))
         return out
 
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        out: FloatArray = 1.0 / (state.enrolled_size * np.sqrt(replies.participation_prob))
+        return out
+
     def largest(self, state: EnrollmentState) -> FloatArray:
         out: FloatArray = 1.0 / (state.population_size * np.sqrt(state.prob))
         return out

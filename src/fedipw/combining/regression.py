@@ -3,45 +3,97 @@ r"""Augmented aggregation: updates regressed on balance columns, weights left wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from fedipw.weighting.pipeline import Regression
+from fedipw.combining.reliance import reliance_on_enrollment
+from fedipw.errors import InputError
+from fedipw.weighting.pipeline import TIMES_EQUAL_SHARE, Regression
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from fedipw.numerics import FloatArray
-    from fedipw.weighting.weigher import RoundWeights
+    from fedipw.weighting.weigher import ClientNumbers, RoundWeights
+
+_LEAST_FREEDOM = 0.2  # of the residuals, whatever the regression uses
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class RegressionRound:
-    """A round of a regression: parameters are corrected and learnt from in any pieces, once."""
+    """A round of a regression: parameters are corrected and learnt from in any pieces, once.
+
+    Pieces may be learnt from by several threads at a time.
+    """
 
     rule: UpdateRegression
-    weights: FloatArray  # v_i b_i before the guard, (q + 1, m): of the sums to learn from
-    columns: FloatArray  # b with its constant, (m, q + 1)
+    weights: FloatArray  # of the sums to learn from, (k, m): of b Delta', and for the enrolled
     coefficients: FloatArray  # of C in the correction, (q + 1,)
+    after: _Moments  # when the round is closed
+    clients: ClientNumbers
+    found: dict[int, tuple[float, FloatArray]] = field(default_factory=dict)  # by piece
 
     def correction(self, piece: slice) -> FloatArray:
-        r"""Return :math:`(\mu - \sum_S v_i b_i)' \beta` of some parameters."""
+        r"""Return :math:`(\mu_\Lambda - \sum_S v_i b_i)' \beta` of some parameters."""
         cross = self.rule.cross
         out: FloatArray = self.coefficients.astype(cross.dtype) @ cross[:, piece]
         return out
 
     def learn(self, piece: slice, sums: FloatArray) -> None:
-        r"""Take :math:`\sum v_i b_i \Delta_i` of some parameters, (q + 1, p)."""
-        cross = self.rule.cross[:, piece]
-        cross *= self.rule.settings.decay
-        cross += len(self.columns) * sums
+        """Take the weighted sums of some parameters of the updates, (k, p)."""
+        cross, decay = self.rule.cross[:, piece], self.rule.settings.decay
+        cross *= decay
+        cross += sums[: len(cross)]
+        if self.rule.plain is None:
+            return
+        plain = self.rule.plain[piece]
+        plain *= decay
+        plain += sums[-1]
+        apart = cross[0] / self.after.gram[0, 0] - plain / self.after.plain
+        products = cross @ cross.T
+        self.found[piece.start or 0] = float(apart @ apart), products.astype(np.float64)
 
-    def close(self) -> None:
-        """End the round, after all parameters."""
-        self.rule.add(self.weights @ self.columns, len(self.columns))
+    def close(self, squares: FloatArray | None = None) -> None:
+        r"""End the round, after all parameters; ``squares`` (m,) are :math:`|\Delta_i|^2`.
+
+        They are needed where enrollment weights are relied on as updates ask for.
+        """
+        self.rule.moments = self.after
+        if self.rule.plain is None:
+            return
+        if squares is None:
+            raise InputError("An adaptive regression needs the squared norms of updates.")
+        decay = self.rule.settings.decay
+        self.rule.squares = decay * self.rule.squares + float(self.weights[0] @ squares)
+        parts = [self.found[start] for start in sorted(self.found)]
+        correction = sum(part for part, _ in parts)
+        products: FloatArray = sum((part for _, part in parts), np.zeros_like(self.after.gram))
+        self.rule.rely(correction, products, self.clients)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moments:
+    """What is remembered beside sums of updates."""
+
+    gram: FloatArray  # A, (q + 1, q + 1)
+    replies: float = 0.0  # M, earlier ones less
+    rounds: float = 0.0
+    plain: float = 0.0  # sum of weights for the enrolled alone
+
+    def next(
+        self, decay: float, raw: FloatArray, columns: FloatArray, plain: FloatArray
+    ) -> _Moments:
+        """Return them after a round with these weights (m,) and columns (m, q + 1)."""
+        return _Moments(
+            decay * self.gram + (raw[:, None] * columns).T @ columns,
+            decay * self.replies + len(columns),
+            decay * self.rounds + 1.0,
+            decay * self.plain + float(plain.sum()),
+        )
 
 
 @final
@@ -53,16 +105,22 @@ class UpdateRegression:
        D = \text{diag}(0, 1, \ldots, 1), \quad \rho = (k / n)^2 + c\, q / M, \\
        \text{step}_r &= \sum_{S_r} v_i \Delta_i
        + \Big(\mu - \sum_{S_r} v_i b_i\Big)' \beta_{r-1}, \\
-       A_r &= g A_{r-1} + m_r \sum_{S_r} u_i b_i b_i', \qquad
-       C_r = g C_{r-1} + m_r \sum_{S_r} u_i b_i \Delta_i' \qquad (O20)
+       A_r &= g A_{r-1} + \sum_{S_r} u_i b_i b_i', \qquad
+       C_r = g C_{r-1} + \sum_{S_r} u_i b_i \Delta_i' \qquad (O20)
 
-    b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; :math:`m_r` is the
-    number of replies, n the effective number of enrolled clients, M the replies remembered and
-    q the moments in use. The step is by guarded weights v, what is learnt by the weights before
-    the guard, u. The coefficients come from earlier rounds: the step is consistent if either
-    the weights or the regression is right, and its noise is that of the residuals. It is linear
-    in updates: q + 2 weighted sums of the same replies, none of them kept, and q + 1 arrays of
-    the model's size for all clients together.
+    b is (1, standardised moments), so :math:`\mu = (1, 0, \ldots, 0)`; n is the effective number
+    of enrolled clients, M the replies remembered and q the moments in use. The step is by the
+    round's weights v, normalised and guarded; what is learnt by weights u that are neither, so
+    that a heavy reply among few counts as it should over all rounds, but at most
+    :math:`\max(8, 5/m)` times what a round has weighed so far. The coefficients come from earlier
+    rounds: the step is consistent if either the weights or the regression is right, and its noise
+    is that of the residuals. It is linear in updates: q + 2 weighted sums of the same replies, none
+    of them kept, and q + 1 arrays of the model's size for all clients together.
+
+    An adaptive regression keeps one array more and finds out how far enrollment weights are worth
+    their noise, see :func:`reliance_on_enrollment`. With a reliance :math:`\Lambda` the mean
+    aimed at is :math:`\mu_\Lambda = \Lambda \mu + (1 - \Lambda) \bar b_E`, between that of the
+    population and that of the enrolled.
 
     Parameters
     ----------
@@ -80,14 +138,15 @@ class UpdateRegression:
 
     Examples
     --------
-    >>> from fedipw.weighting.weigher import RoundWeights
+    >>> from fedipw.weighting.weigher import ClientNumbers, RoundWeights
     >>> rng, equal = np.random.default_rng(0), np.full(20, 0.05)
     >>> rule = UpdateRegression(2, moments=1, settings=Regression(few_clients=0, few_replies=0))
     >>> for _ in range(9):  # updates are 1 + 3 b and -b; b of the replies is too large by 1
     ...     b = 1.0 + rng.standard_normal((20, 1))
     ...     updates = np.column_stack([1.0 + 3.0 * b[:, 0], -b[:, 0]])
-    ...     given = RoundWeights(replies=None, weights=equal, unguarded=equal, effective_clients=20)
-    ...     step = rule.step(given, b, lambda rows: rows @ updates)
+    ...     given = RoundWeights(replies=None, weights=equal, raw=equal, within=equal,
+    ...                          clients=ClientNumbers(20.0, 20.0, 20.0))
+    ...     step = rule.step(given, b, np.ones(1), lambda rows: rows @ updates)
     >>> step.round(6) + 0.0  # the population's mean of b is zero
     array([1., 0.])
     """
@@ -103,42 +162,71 @@ class UpdateRegression:
     ) -> None:
         self.settings = settings or Regression()
         self._main = moments if main is None else main
-        self._gram = np.zeros((moments + 1, moments + 1))
         self.cross = np.zeros((moments + 1, size), dtype=dtype)
-        self._remembered = 0.0  # replies, earlier ones less
+        self.moments = _Moments(np.zeros((moments + 1, moments + 1)))
+        self.reliance = 1.0  # on enrollment weights, in the next round
+        self.plain = np.zeros(size, dtype=dtype) if self.settings.adaptive else None
+        self.squares = 0.0  # weighted squared norms of updates
 
-    def round(self, given: RoundWeights, b: FloatArray) -> RegressionRound:
+    def round(self, given: RoundWeights, b: FloatArray, enrolled: FloatArray) -> RegressionRound:
         """Return what a round does to the regression, parameters piece by piece.
 
-        ``b`` (m, q) are the standardised balance columns of the replies.
+        ``b`` (m, q) are the standardised balance columns of the replies, ``enrolled`` (q,) their
+        mean over all enrolled clients.
         """
-        used = self.used
-        coefficients = np.zeros(len(self._gram))
-        if used > 1:
-            gram = self._gram[:used, :used]
-            ridge = (self.settings.few_clients / given.effective_clients) ** 2
-            ridge += self.settings.few_replies * (used - 1) / self._remembered
-            penalty = ridge * gram[0, 0] * np.diag(np.append(0.0, np.ones(used - 1)))
-            apart = np.eye(1, used)[0]
-            apart[0] -= given.weights.sum()
-            apart[1:] -= given.weights @ b[:, : used - 1]
-            coefficients[:used] = np.linalg.solve(gram + penalty, apart)
+        assert given.clients is not None
+        used, settings = self.used, self.settings
         full = np.column_stack([np.ones(len(b)), b])
-        return RegressionRound(self, (given.unguarded[:, None] * full).T, full, coefficients)
+        coefficients = np.zeros(full.shape[1])
+        if used > 1:
+            aim = np.append(1.0, (1.0 - given.reliance) * enrolled)[:used]
+            apart = aim - given.weights @ full[:, :used]
+            coefficients[:used] = np.linalg.solve(self._penalised(given.clients), apart)
+        raw = self._bounded(given.raw)
+        after = self.moments.next(settings.decay, raw, full, given.within)
+        rows = (raw[:, None] * full).T
+        if self.plain is not None:
+            rows = np.vstack([rows, given.within])
+        return RegressionRound(self, rows, coefficients, after, given.clients)
 
     def step(
-        self, given: RoundWeights, b: FloatArray, sums: Callable[[FloatArray], FloatArray]
+        self,
+        given: RoundWeights,
+        b: FloatArray,
+        enrolled: FloatArray,
+        sums: Callable[[FloatArray], FloatArray],
+        squares: FloatArray | None = None,
     ) -> FloatArray:
         """Return (O20) of a round and learn from it, (P,).
 
-        ``sums`` gives weighted sums of updates, (k, P), for k rows of weights, (k, m).
+        ``sums`` gives weighted sums of updates, (k, P), for k rows of weights, (k, m); ``squares``
+        (m,) their squared norms, for an adaptive one.
         """
-        here, everything = self.round(given, b), slice(None)
+        here, everything = self.round(given, b, enrolled), slice(None)
         found = sums(np.vstack([here.weights, given.weights]))
         total: FloatArray = found[-1] + here.correction(everything)
         here.learn(everything, found[:-1])
-        here.close()
+        here.close(squares)
         return total
+
+    def rely(self, correction: float, products: FloatArray, clients: ClientNumbers) -> None:
+        """Set the reliance of the next round.
+
+        ``correction`` is the squared norm of what enrollment weights change of the mean update,
+        ``products`` (q + 1, q + 1) is C C'.
+        """
+        used, mass = self.used, self.moments.gram[0, 0]
+        if used < 1 or not mass > 0.0:
+            return
+        gram = self.moments.gram[:used, :used]
+        inverse = np.linalg.inv(self._penalised(clients))
+        hat = inverse @ gram
+        explained = np.sum((2.0 * inverse - hat @ inverse) * products[:used, :used])
+        left = max(self.squares - float(explained), 0.0) / mass
+        left /= max(1.0 - float(np.trace(hat)) / clients.effective, _LEAST_FREEDOM)
+        repeats = clients.enrolled / self.moments.replies
+        noise = left * ((1.0 + repeats) / clients.effective - 1.0 / clients.enrolled)
+        self.reliance = reliance_on_enrollment(correction, noise, clients.effective)
 
     def over(self, places: Sequence[int | None], main: int) -> UpdateRegression:
         """Return the regression on other moments; those it knows keep what was learnt of them.
@@ -155,36 +243,57 @@ class UpdateRegression:
         )
         pairs = [(0, 0), *((new + 1, old + 1) for new, old in enumerate(places) if old is not None)]
         new, old = map(list, zip(*pairs, strict=True))
-        made._gram[np.ix_(new, new)] = self._gram[np.ix_(old, old)]
+        gram = made.moments.gram
+        gram[np.ix_(new, new)] = self.moments.gram[np.ix_(old, old)]
+        made.moments = replace(self.moments, gram=gram)
         made.cross[new] = self.cross[old]
-        made._remembered = self._remembered
+        made.plain, made.squares, made.reliance = self.plain, self.squares, self.reliance
         return made
 
-    def add(self, gram: FloatArray, replies: int) -> None:
-        """Take a round's sum of v b b', (q + 1, q + 1)."""
-        self._gram = self.settings.decay * self._gram + replies * gram
-        self._remembered = self.settings.decay * self._remembered + replies
+    def _penalised(self, clients: ClientNumbers) -> FloatArray:
+        """Return A with its ridge, of the coefficients in use."""
+        used, kept = self.used, self.moments
+        ridge = (self.settings.few_clients / clients.guarded) ** 2
+        ridge += self.settings.few_replies * (used - 1) / kept.replies
+        slopes = np.append(0.0, np.ones(used - 1))
+        out: FloatArray = kept.gram[:used, :used] + ridge * kept.gram[0, 0] * np.diag(slopes)
+        return out
+
+    def _bounded(self, raw: FloatArray) -> FloatArray:
+        """Return the weights to learn with, none too large a part of what is known, (m,)."""
+        if not self.moments.rounds:
+            return raw
+        mean = self.moments.gram[0, 0] / self.moments.rounds
+        most = max(self.settings.largest, TIMES_EQUAL_SHARE / max(len(raw), 1)) * mean
+        return np.clip(raw, -most, most)
 
     @property
     def used(self) -> int:
         """Number of coefficients in use, the constant among them; 0 before the first round."""
-        room = self._remembered / self.settings.per_moment
-        if not self._remembered:
+        room, most = self.moments.replies / self.settings.per_moment, len(self.moments.gram)
+        if not self.moments.replies:
             return 0
-        if room >= len(self._gram) - 1:
-            return len(self._gram)
+        if room >= most - 1:
+            return most
         return self._main + 1 if room >= self._main else 1
 
     def state(self, *, copy: bool = True) -> dict[str, Any]:
         """Return the arrays; without ``copy`` those of the model's size change with a round."""
+        large = {"cross": self.cross} | ({} if self.plain is None else {"plain": self.plain})
+        kept = self.moments
         return {
-            "gram": self._gram.copy(),
-            "cross": self.cross.copy() if copy else self.cross,
-            "remembered": self._remembered,
+            **({name: array.copy() for name, array in large.items()} if copy else large),
+            "gram": kept.gram,
+            "sizes": [kept.replies, kept.rounds, kept.plain],
             "main": self._main,
+            "squares": self.squares,
+            "reliance": self.reliance,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved arrays back."""
-        self._gram, self.cross = np.array(state["gram"]), np.array(state["cross"])
-        self._remembered, self._main = float(state["remembered"]), int(state["main"])
+        self.cross = np.array(state["cross"])
+        self.plain = np.array(state["plain"]) if "plain" in state else None
+        self.moments = _Moments(np.array(state["gram"]), *map(float, state["sizes"]))
+        self._main, self.squares = int(state["main"]), float(state["squares"])
+        self.reliance = float(state["reliance"])

@@ -13,7 +13,7 @@ from fedipw.errors import InputError
 from fedipw.flower.screen import SentModel, arrays_of
 from fedipw.flower.weighted_sum import WeightedReply
 from fedipw.numerics import FloatArray
-from fedipw.numerics.compiled import compiled
+from fedipw.numerics.compiled import compiled, squared_distance
 from fedipw.numerics.threads import over_ranges
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.pipeline import Regression, Weighing
@@ -29,9 +29,9 @@ _STRIP = 512  # parameters of a group whose updates stay in the processor's near
 class Augmenter:
     """The correction (O20) that a regression of earlier updates adds to a round's weighted sum.
 
-    It keeps q + 1 arrays of the model's size, in the model's floating type, and reads the replies
-    once. Arrays that are not floating-point in the first round take no part, then or later: a
-    strategy that averages integers makes them floating-point.
+    It keeps q + 1 arrays of the model's size, one more if it is adaptive, in the model's floating
+    type, and reads the replies once. Arrays that are not floating-point in the first round take
+    no part, then or later: a strategy that averages integers makes them floating-point.
     """
 
     def __init__(self, how: Regression) -> None:
@@ -73,18 +73,30 @@ class Augmenter:
         elif balance.names != self._names:
             self._follow(balance)
         b = balance.standardised(found.replies.rows, self._scale)
-        here = self._rule.round(found, b)
-        clipped = here.weights * np.array([reply.factor for reply in replies])
+        enrolled = balance.standardised(np.flatnonzero(balance.enrolled), self._scale).mean(axis=0)
+        here = self._rule.round(found, b, enrolled)
+        factors = np.array([reply.factor for reply in replies])
+        clipped = here.weights * factors
         records = [arrays_of(reply.message.content) for reply in replies]
+        # the screen's norms are of all floating-point arrays
+        every = len(self._arrays) == len(sent.arrays)
+        squares = np.array([reply.norm for reply in replies]) ** 2 if every else 0.0
         out, first = {}, 0
         for name in self._arrays:
             model = sent.arrays[name]
             views = [sent.layouts[name].view(record[name]) for record in records]
+            if not every:
+                squares = squares + np.array([squared_distance(view, model) for view in views])
             made = _added(here, first, clipped, views, model)
             out[name] = made.reshape(model.shape).astype(model.dtype, copy=False)
             first += model.size
-        here.close()
+        here.close(factors**2 * squares)
         return out
+
+    @property
+    def reliance(self) -> float:
+        """How far enrollment weights are relied on in the next round (O21)."""
+        return 1.0 if self._rule is None else self._rule.reliance
 
     def _follow(self, balance: Balance) -> None:
         """Go on with other balance columns: when clients join or leave, their number may change."""
@@ -140,7 +152,7 @@ def _added(
 ) -> NDArray[Any]:
     """Return the correction of an array, whose parameters begin at ``first``, and learn from it.
 
-    ``weights`` (q + 1, m) are of the updates of the replies.
+    ``weights`` (k, m) are of the updates of the replies, a row for each sum to learn from.
     """
     dtype, base = here.rule.cross.dtype, _read_only(model.reshape(-1))
     flat = [_read_only(reply.reshape(-1)) for reply in replies]

@@ -189,9 +189,14 @@ class Rounds:
             _LOG.warning("FedIPW: %s", note)
             self._noted.add(note)
 
-    def weights(self, outcomes: RoundOutcomes) -> tuple[RoundWeights | None, dict[int, float]]:
-        """Return the weights of the replies that count, and each by its place."""
-        found = self.live.weigh(self._replied(outcomes))
+    def weights(
+        self, outcomes: RoundOutcomes, reliance: float = 1.0
+    ) -> tuple[RoundWeights | None, dict[int, float]]:
+        """Return the weights of the replies that count, and each by its place.
+
+        ``reliance`` is how far enrollment weights are relied on (O21).
+        """
+        found = self.live.weigh(self._replied(outcomes), reliance)
         if found is None:
             return None, {}
         places = np.searchsorted(self._rows, found.replies.rows)
@@ -234,6 +239,7 @@ def round_metrics(available: int, outcomes: RoundOutcomes, found: RoundWeights |
         "weights-negative": found.negative,
         "weights-trimmed": 0 if found.trimming is None else found.trimming.changed,
         "effective-replies": found.effective_replies,
+        "reliance": found.reliance,
         "participation-smallest": float(replies.participation_prob.min()),
     }
     if found.imbalance is not None:
@@ -258,8 +264,9 @@ def log_round(
         _LOG.warning("FedIPW: nothing to weigh in round %d: it is recorded and skipped", index)
         return
     _LOG.info(
-        "FedIPW: weights sum to %.4g and count as %.4g replies; participation from %s%s",
+        "FedIPW: weights sum to %.4g and count as %.4g replies; participation from %s%s%s",
         found.total, found.effective_replies, found.replies.source.value,
+        f"; reliance on enrollment weights {found.reliance:.2f}" if found.reliance < 1.0 else "",
         f"; {found.note}" if found.note else "",
     )  # fmt: skip
     if found.few:

@@ -151,11 +151,16 @@ class SentModel:
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """The updates that were accepted: how they are clipped, and the largest norm."""
+    """The updates that were accepted: their norms and how they are clipped."""
 
     factors: Mapping[int, float]  # c_i by place (O6), 1 where nothing is clipped
-    largest_norm: float  # before clipping
-    limit: float  # after clipping
+    norms: Mapping[int, float]  # by place, before clipping
+    limit: float  # of norms, after clipping
+
+    @property
+    def largest_norm(self) -> float:
+        """The largest norm before clipping, 0 if nothing was accepted."""
+        return max(self.norms.values(), default=0.0)
 
     def metrics(self, found: RoundWeights | None, *, private: bool) -> Values:
         """Return metrics of the updates; if they are private, only those that do not read them."""
@@ -186,14 +191,14 @@ def screened(outcomes: RoundOutcomes, sent: SentModel, screen: Screen) -> Screen
     norms_found = [norm for norm in found if isinstance(norm, float)]
     floating = all(array.dtype.kind == "f" for array in sent.arrays.values())
     limit = screen.limit(norms_found) if floating else math.inf
-    factors, largest = {}, 0.0
+    factors, kept = {}, {}
     for place, norm in zip(places, found, strict=True):
         if isinstance(norm, _RefusedError):
             outcomes.refuse(place, str(norm))
             continue
-        largest = max(largest, norm)
+        kept[place] = norm
         factors[place] = limit / norm if norm > limit else 1.0
-    return Screened(factors, largest, limit)
+    return Screened(factors, kept, limit)
 
 
 def screened_metrics(outcomes: RoundOutcomes) -> None:

@@ -357,11 +357,17 @@ class FedIPW(Strategy):
             raise InputError(f"Round {server_round} was not opened: call configure_train first.")
         sent, outcomes = self._sent, RoundOutcomes.of(self.rounds.invited, replies)
         screening = screened(outcomes, sent, self.screen)
-        found, weights = self.rounds.weights(outcomes)
+        reliance = 1.0 if self.augmenter is None else self.augmenter.reliance
+        found, weights = self.rounds.weights(outcomes, reliance)
         arrays, metrics = None, MetricRecord()
         if found is not None and found.weights.any():
             weighted = [
-                WeightedReply(outcomes.replies[place], weight, screening.factors[place])
+                WeightedReply(
+                    outcomes.replies[place],
+                    weight,
+                    screening.factors[place],
+                    screening.norms[place],
+                )
                 for place, weight in weights.items()
             ]
             arrays, own = self._stepped(server_round, weighted, found, sent)

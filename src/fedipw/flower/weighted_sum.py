@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -56,6 +57,7 @@ class WeightedReply:
     message: Message
     weight: float
     factor: float = 1.0
+    norm: float = math.nan  # of the update, before it is clipped
 
 
 def weighted_replies(replies: Sequence[WeightedReply], key: str) -> list[Message]:

@@ -132,14 +132,15 @@ class Live:
         self._run.open(round_)
         self._open, self._found = frame, None
 
-    def weigh(self, replied: BoolArray) -> RoundWeights | None:
+    def weigh(self, replied: BoolArray, reliance: float = 1.0) -> RoundWeights | None:
         """Return the weights of the replies, none if nothing can be weighed.
 
-        ``replied`` (n,) is over the rows the round opened with.
+        ``replied`` (n,) is over the rows the round opened with; ``reliance`` is how far enrollment
+        weights are relied on (O21).
         """
         frame, run = self._opened()
         check_rows(frame.height, replied=replied)
-        self._found = run.weigh(replied)
+        self._found = run.weigh(replied, reliance)
         return self._found
 
     def close(self, replied: BoolArray, outcomes: Sequence[str | None] | None = None) -> None:

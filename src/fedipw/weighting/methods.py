@@ -102,14 +102,14 @@ METHODS: Mapping[str, Method] = {
                 "participation",
                 calibration="rich-inverse-logit",
                 guard="temper(0.75) then cap",
-                augmentation="regression",
+                augmentation="adaptive-regression",
             ),
             _self_normalised(
                 "augmented-online",
                 "equal",
                 calibration="online",
                 guard="temper(0.5) then cap",
-                augmentation="regression",
+                augmentation="adaptive-regression",
             ),
         )
     },

@@ -38,7 +38,13 @@ from fedipw.weighting.functions import (
     trimmed,
 )
 from fedipw.weighting.online import OnlineSettings, OnlineState
-from fedipw.weighting.weigher import EnrollmentState, Imbalance, Replies, RoundWeights
+from fedipw.weighting.weigher import (
+    ClientNumbers,
+    EnrollmentState,
+    Imbalance,
+    Replies,
+    RoundWeights,
+)
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray
@@ -71,6 +77,10 @@ class Base(Protocol):
         """Return d, (m,)."""
         ...
 
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d for the enrolled alone, without what corrects enrollment, (m,)."""
+        ...
+
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return each client's d times its participation probability, (n,)."""
         ...
@@ -88,6 +98,10 @@ class Equal:
         """Return ones, (m,)."""
         del state
         return np.ones(len(replies.rows))
+
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,): enrollment is not in it."""
+        return self.weights(replies, state)
 
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return ones, (n,)."""
@@ -107,6 +121,10 @@ class InverseParticipation:
         prob = check_probability(replies.participation_prob, "participation_prob")
         return 1.0 / (check_positive(state.enrolled_size, "size") * prob)
 
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,): enrollment is not in it."""
+        return self.weights(replies, state)
+
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return 1/N_enr, (n,)."""
         return np.full(len(state.unit_ids), 1.0 / state.enrolled_size)
@@ -123,6 +141,10 @@ class InverseInclusion:
     def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
         """Return d, (m,)."""
         return horvitz_thompson_weights(replies.inclusion_prob, state.population_size)
+
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return 1/(N_enr pi_part), (m,)."""
+        return InverseParticipation().weights(replies, state)
 
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return 1/(N pi_enr), (n,)."""
@@ -141,6 +163,10 @@ class TrueInclusion:
         """Return d, (m,)."""
         return InverseInclusion().weights(replies, state)
 
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return 1/(N_enr pi_part), (m,)."""
+        return InverseParticipation().weights(replies, state)
+
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return 1/(N pi_enr), (n,)."""
         return InverseInclusion().largest(state)
@@ -157,6 +183,10 @@ class CollapsedInclusion:
     def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
         """Return 1/(N p), (m,)."""
         return horvitz_thompson_weights(replies.participation_prob, state.population_size)
+
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,): enrollment is not in it."""
+        return self.weights(replies, state)
 
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return 1/N, (n,)."""
@@ -748,6 +778,8 @@ class Regression:
     few_clients: float = 14.0  # effective clients k in the ridge (k/n)^2 + c q/M on slopes
     few_replies: float = 2.0  # c, for q moments and M replies remembered
     per_moment: float = 10.0  # replies remembered behind each moment that is used
+    largest: float = 8.0  # times a mean round's weight, that a reply may have in what is learnt
+    adaptive: bool = False  # whether enrollment weights are relied on as updates ask for (O21)
     balance: str = "wide"
     memory: ClassVar = False
 
@@ -797,6 +829,7 @@ AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "none": NoAugmentation,
     "memory": UpdateMemory,
     "regression": Regression,
+    "adaptive-regression": lambda: Regression(adaptive=True),
 }
 
 
@@ -849,11 +882,26 @@ class Method:
                 f"{self.name}: weights of either sign cannot be tempered. Use the guard trim or "
                 "cap, or a calibration without negative weights."
             )
+        how = self.augmentation.regression
+        if how is not None and how.adaptive:
+            self._check_adaptive()
         plain = self.base.probabilities is Probabilities.NONE
         if plain and not self.normalisation.self_normalised:
             raise InputError(
                 f"{self.name}: equal weights have no Horvitz–Thompson form. Use the normalisation "
                 "hajek."
+            )
+
+    def _check_adaptive(self) -> None:
+        if not (self.base.uses_enrollment or self.calibration.corrects_enrollment):
+            raise InputError(
+                f"{self.name}: nothing corrects enrollment, so there is nothing to rely on more or "
+                "less. Use the augmentation regression."
+            )
+        if not self.calibration.nonnegative:
+            raise InputError(
+                f"{self.name}: weights of either sign cannot be relied on in part. Use the "
+                "augmentation regression, or a calibration without negative weights."
             )
 
     @property
@@ -936,37 +984,48 @@ class Weighing:
         """Return the weight of each reply before the guard, (m,)."""
         return self._unguarded(replies, presence)[0]
 
-    def weighed(self, replies: Replies) -> RoundWeights:
-        """Return the weights of a round's replies, with what was not done and what was cut."""
+    def weighed(self, replies: Replies, reliance: float = 1.0) -> RoundWeights:
+        r"""Return the weights of a round's replies, with what was not done and what was cut.
+
+        .. math:: w_i = d_i (w_i^{raw} / d_i)^\Lambda
+
+        before normalisation and guard, with d the weight for the enrolled alone and
+        :math:`\Lambda` the ``reliance`` on what corrects enrollment (O21).
+        """
+        base = self.method.base.weights(replies, self.state)
+        raw, note = self.method.calibration.moved(base, replies, self, None)
+        within = self.method.base.within(replies, self.state)
+        relied = raw if reliance == 1.0 else within * (raw / within) ** reliance
         try:
-            weights, note = self._unguarded(replies, None)
+            weights = self.method.normalisation.applied(relied, replies, None)
         except NoPositiveSumError as error:
             weights, note = np.zeros(len(replies.rows)), str(error)
         if not (weights.any() or note):
             note = "no reply carries weight"
         report = self.method.guard.applied(weights)
-        clients = self.effective_clients if self.method.augmentation.balance else np.nan
         return RoundWeights(
             replies=replies,
             weights=weights if report is None else report.weights,
             trimming=report,
-            unguarded=weights,
-            effective_clients=clients,
+            raw=raw,
+            within=within,
+            reliance=reliance,
+            clients=self._numbers(reliance) if self.method.augmentation.balance else None,
             imbalance=self.method.calibration.imbalance(self),
             note=note,
         )
 
-    @property
-    def effective_clients(self) -> float:
-        """Kish's effective number of enrolled clients, under guarded enrollment weights (W10)."""
-        inside = self.state.enrolled
+    def _numbers(self, reliance: float) -> ClientNumbers:
+        """Return how many clients are enrolled and how many they count as."""
+        size, inside = self.state.enrolled_size, self.state.enrolled
         standing = self.inverse_enrollment()
         if self.learnt is not None:
             standing = self.method.calibration.standing(self)
         if standing is None:
-            return self.state.enrolled_size
-        ones = np.ones(np.count_nonzero(inside))
-        return effective_sample_size(self.method.guard.expected(standing[inside], ones))
+            return ClientNumbers(size, size, size)
+        ones, own = np.ones(int(size)), standing[inside]
+        guarded = self.method.guard.expected(own**reliance, ones)
+        return ClientNumbers(size, effective_sample_size(own), effective_sample_size(guarded))
 
     def after(self, replies: Replies) -> Weighing:
         """Return it after a round with these replies, for the next one."""

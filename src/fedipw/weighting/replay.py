@@ -201,11 +201,11 @@ class RoundRun:
             for observer in self._observers:
                 observer.enrolled(self.weighing)
 
-    def weigh(self, replied: BoolArray) -> RoundWeights | None:
+    def weigh(self, replied: BoolArray, reliance: float = 1.0) -> RoundWeights | None:
         """Return the weights of the open round's replies, none if nothing can be weighed."""
         assert self._round is not None
         try:
-            return self.weigher.weigh(replied)[self.method]
+            return self.weigher.weigh(replied, {self.method: reliance})[self.method]
         except EmptyRoundError as error:
             self.record.skipped[self._round.index] = str(error)
             return None

@@ -115,15 +115,26 @@ class Imbalance:
     respondents: float  # of the weighted replies remembered, NaN before the first round
 
 
+@dataclass(frozen=True, slots=True)
+class ClientNumbers:
+    """How many clients are enrolled, and how many they count as under their weights (W10)."""
+
+    enrolled: float
+    effective: float  # under enrollment weights
+    guarded: float  # under those that a round's replies are given, guarded
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundWeights:
     """The weights of a round's replies under one method, and what its guard changed."""
 
     replies: Replies
     weights: FloatArray  # (m,), 1/N included
-    unguarded: FloatArray  # (m,) before the guard
+    raw: FloatArray  # (m,) before normalisation and guard, relied on as a whole
+    within: FloatArray  # (m,) as raw, for the enrolled alone: participation without enrollment
+    reliance: float = 1.0  # on enrollment weights, Lambda (O21)
     trimming: TrimReport | None = None
-    effective_clients: float = np.nan  # enrolled, under enrollment weights, for augmentation
+    clients: ClientNumbers | None = None  # for augmentation
     imbalance: Imbalance | None = None  # of calibration as you go
     note: str = ""  # what the method could not do in this round
 
@@ -312,8 +323,12 @@ class Weigher:
         }
         self.enrollments += 1
 
-    def weigh(self, replied: BoolArray) -> dict[str, RoundWeights]:
+    def weigh(
+        self, replied: BoolArray, reliance: Mapping[str, float] | None = None
+    ) -> dict[str, RoundWeights]:
         """Return each method's weights of the replies; ``replied`` (n,) is over the round's rows.
+
+        ``reliance`` is how far methods rely on enrollment weights (O21), wholly by default.
 
         Raises
         ------
@@ -334,7 +349,11 @@ class Weigher:
             self.left_out += int((~known).sum())
             prob, rows = prob[known], rows[known]
         replies = self._replies = state.replies(opened.index, rows, prob, source)
-        return {name: weighing.weighed(replies) for name, weighing in self.weighings.items()}
+        relied = reliance or {}
+        return {
+            name: weighing.weighed(replies, relied.get(name, 1.0))
+            for name, weighing in self.weighings.items()
+        }
 
     def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
         """Take the replies of the round, none included; return which rows are fitted on."""

@@ -66,6 +66,7 @@ class Regressed:
 
     rule: UpdateRegression
     columns: FloatArray  # (N, q)
+    enrolled: FloatArray  # (q,) their mean over the enrolled
 
     @classmethod
     def of(cls, balance: Balance, settings: Regression, size: int) -> Regressed:
@@ -74,7 +75,7 @@ class Regressed:
         rule = UpdateRegression(
             size, moments=columns.shape[1], main=balance.main, settings=settings
         )
-        return cls(rule, columns)
+        return cls(rule, columns, columns[balance.enrolled].mean(axis=0))
 
     def step(
         self, trainer: Trainer, task: RoundWork, weights: RoundWeights, scale: FloatArray | None
@@ -82,7 +83,13 @@ class Regressed:
         """Return what takes the place of the weighted sum, (P,); ``scale`` (m,) is of updates."""
         by = 1.0 if scale is None else scale
         b = self.columns[task.clients]
-        return self.rule.step(weights, b, lambda rows: trainer.sums(task, rows * by))
+        if not self.rule.settings.adaptive:
+            return self.rule.step(
+                weights, b, self.enrolled, lambda rows: trainer.sums(task, rows * by)
+            )
+        updates = trainer.updates(task) * np.reshape(by, (-1, 1))
+        squares: FloatArray = np.sum(updates.astype(np.float64) ** 2, axis=1)
+        return self.rule.step(weights, b, self.enrolled, lambda rows: rows @ updates, squares)
 
 
 @final
@@ -149,6 +156,11 @@ class Composition:
         if self.evened and self.memory_weights is not None:
             work = work_done(replace(task, proximal=self.proximal), trainer.work)
             self._mean_work = float(self.memory_weights.enrollment_weights[task.clients] @ work)
+
+    @property
+    def reliance(self) -> float:
+        """How far it relies on enrollment weights in the next round (O21)."""
+        return 1.0 if self.regression is None else self.regression.rule.reliance
 
     @property
     def follows_work(self) -> bool:

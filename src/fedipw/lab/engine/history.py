@@ -25,6 +25,7 @@ class History:
     replies: IntArray  # (R,)
     weight_sum: FloatArray  # (M, R), NaN in a skipped round
     effective_replies: FloatArray  # (M, R), NaN in a skipped round
+    reliance: FloatArray  # (M, R) on enrollment weights (O21), NaN in a skipped round
     trimmed: IntArray  # (M, R) weights cut
     trimmed_mass: FloatArray  # (M, R) share of weight cut off
     source: IdArray  # (M, R) where participation probabilities came from
@@ -68,6 +69,7 @@ class History:
                     "replies": self.replies,
                     "effective_replies": self.effective_replies[m],
                     "weight_sum": self.weight_sum[m],
+                    "reliance": self.reliance[m],
                     "trimmed": self.trimmed[m],
                     "trimmed_mass": self.trimmed_mass[m],
                     "participation": self.source[m].tolist(),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _SKIPPED: Mapping[str, Any] = {  # what a method's round without replies is recorded as
     "weight_sum": float("nan"),
     "effective_replies": float("nan"),
+    "reliance": float("nan"),
     "trimmed": 0,
     "trimmed_mass": 0.0,
     "source": "skipped: nobody replied",
@@ -187,10 +188,11 @@ class Simulation:
         key = int(self._rng.integers(2**63))
         coming = self.known(draw, self._rows)
         given: dict[str, RoundWeights] = {}
+        reliance = {of.weights: of.reliance for of in self._methods.values()}
         for weigher in self._weighers:
             weigher.open(coming)
             if replied.any():
-                given |= weigher.weigh(replied)
+                given |= weigher.weigh(replied, reliance)
                 self._add_limits(weigher, draw)
             weigher.close(replied)
         before, weighed = self._iterates[-1], []
@@ -341,6 +343,7 @@ def _record(replies: int, weighed: Sequence[RoundWeights], methods: int) -> dict
         "replies": replies,
         "weight_sum": [w.total for w in weighed],
         "effective_replies": [w.effective_replies for w in weighed],
+        "reliance": [w.reliance for w in weighed],
         "trimmed": [0 if t is None else t.changed for t in cut],
         "trimmed_mass": [0.0 if t is None else t.mass for t in cut],
         "source": [w.replies.source.value for w in weighed],

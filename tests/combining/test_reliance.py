@@ -1,0 +1,175 @@
+"""Reliance on enrollment weights (O21): its equation, its ends, and the weights it gives."""
+
+import numpy as np
+import pytest
+
+from fedipw.combining.regression import UpdateRegression
+from fedipw.combining.reliance import reliance_on_enrollment
+from fedipw.errors import InputError
+from fedipw.lab.scenario import Scenario
+from fedipw.lab.testbed import Testbed
+from fedipw.numerics import FloatArray
+from fedipw.selection.participation import Source
+from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import Regression
+from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, RoundWeights
+
+P, Q = 4, 3
+SETTINGS = Regression(adaptive=True, decay=0.9, per_moment=4.0)
+NUMBERS = ClientNumbers(enrolled=80.0, effective=40.0, guarded=55.0)
+ENROLLED = np.array([0.4, -0.2, 0.1])
+Drawn = tuple[RoundWeights, FloatArray, FloatArray]
+
+
+def drawn_rounds(seed: int, count: int, slope: float) -> list[Drawn]:
+    """Return rounds whose updates follow the columns as strongly as ``slope`` says."""
+    rng, out = np.random.default_rng(seed), []
+    for _ in range(count):
+        m = int(rng.integers(8, 16))
+        b = 0.5 + rng.standard_normal((m, Q))
+        within = rng.uniform(0.5, 2.0, m)
+        raw = within * np.exp(-0.4 * b[:, 0])
+        updates = slope * b @ np.ones((Q, P)) + rng.standard_normal((m, P))
+        given = RoundWeights(
+            replies=None,  # type: ignore[arg-type]
+            weights=raw / raw.sum(), raw=raw, within=within, clients=NUMBERS,
+        )  # fmt: skip
+        out.append((given, b, updates))
+    return out
+
+
+def plain_reliance(rounds: list[Drawn], settings: Regression) -> float:
+    """Return (O21) after some rounds, reply by reply, with all columns in use."""
+    A, C = np.zeros((Q + 1, Q + 1)), np.zeros((Q + 1, P))
+    plain, mass, squares, replies = np.zeros(P), 0.0, 0.0, 0.0
+    for given, columns, updates in rounds:
+        g = settings.decay
+        A, C, plain = g * A, g * C, g * plain
+        mass, squares, replies = g * mass, g * squares, g * replies + len(columns)
+        for raw, within, row, update in zip(given.raw, given.within, columns, updates, strict=True):
+            b = np.array([1.0, *row])
+            A += raw * np.outer(b, b)
+            C += raw * np.outer(b, update)
+            plain += within * update
+            mass += within
+            squares += raw * float(update @ update)
+    rho = (settings.few_clients / NUMBERS.guarded) ** 2 + settings.few_replies * Q / replies
+    penalised = A + rho * A[0, 0] * np.diag([0.0, *np.ones(Q)])
+    beta = np.linalg.inv(penalised) @ C
+    residual = 0.0  # the weighted sum of squared residuals, from the sums
+    for p in range(P):
+        residual -= float(2.0 * beta[:, p] @ C[:, p] - beta[:, p] @ A @ beta[:, p])
+    freedom = 1.0 - np.trace(np.linalg.inv(penalised) @ A) / NUMBERS.effective
+    s2 = (squares + residual) / A[0, 0] / freedom
+    change = C[0] / A[0, 0] - plain / mass
+    noise = s2 * ((1.0 + NUMBERS.enrolled / replies) / NUMBERS.effective - 1.0 / NUMBERS.enrolled)
+    least = min(1.0, 10.0 / NUMBERS.effective)
+    return float(least + (1.0 - least) * min(1.0, max(0.0, change @ change / noise - 1.0)))
+
+
+def step(rule: UpdateRegression, one: Drawn) -> FloatArray:
+    given, columns, updates = one
+    squares = np.sum(updates**2, axis=1)
+    return rule.step(given, columns, ENROLLED, lambda rows: rows @ updates, squares)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.6, 0.8, 2.0])
+def test_a_run_is_the_equation(slope: float) -> None:
+    rounds = drawn_rounds(1, 30, slope)
+    rule, found = UpdateRegression(P, moments=Q, settings=SETTINGS), []
+    for k, one in enumerate(rounds):
+        step(rule, one)
+        if rule.used == Q + 1:
+            found.append(rule.reliance)
+            # 4 x 4 systems with a ridge; sums of some hundred terms of order one
+            assert rule.reliance == pytest.approx(
+                plain_reliance(rounds[: k + 1], SETTINGS), abs=1e-9
+            )
+    assert len(found) > 20
+    if slope == 2.0:
+        assert found[-1] == 1.0
+    if slope == 0.0:
+        assert found[-1] < 0.6
+
+
+def test_some_of_these_runs_rely_in_part() -> None:
+    """So that the equation is tried between its ends."""
+    between = 0
+    for slope in (0.6, 0.8):
+        rule = UpdateRegression(P, moments=Q, settings=SETTINGS)
+        for one in drawn_rounds(1, 30, slope):
+            step(rule, one)
+            between += 0.3 < rule.reliance < 0.95
+    assert between > 3
+
+
+def test_pieces_in_any_order_give_the_same_reliance() -> None:
+    whole, parts = (UpdateRegression(P, moments=Q, settings=SETTINGS) for _ in range(2))
+    for one in drawn_rounds(2, 15, 0.2):
+        given, columns, updates = one
+        step(whole, one)
+        here = parts.round(given, columns, ENROLLED)
+        for piece in (slice(3, P), slice(0, 1), slice(1, 3)):
+            here.learn(piece, here.weights @ updates[:, piece])
+        here.close(np.sum(updates**2, axis=1))
+        assert parts.reliance == pytest.approx(whole.reliance, abs=1e-12)
+
+
+def test_the_state_goes_through_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    rounds = drawn_rounds(3, 12, 0.2)
+    one, two = (UpdateRegression(P, moments=Q, settings=SETTINGS) for _ in range(2))
+    for drawn in rounds[:8]:
+        step(one, drawn)
+    save_checkpoint(tmp_path, one.state(), "settings")
+    state = load_checkpoint(tmp_path, "settings")
+    assert state is not None
+    two.restore(state)
+    for drawn in rounds[8:]:
+        assert step(one, drawn).tobytes() == step(two, drawn).tobytes()
+        assert one.reliance == two.reliance
+
+
+def test_the_ends_of_reliance() -> None:
+    assert reliance_on_enrollment(0.0, 0.0, 100.0) == 1.0  # no noise, nothing to lose
+    assert reliance_on_enrollment(0.0, 1.0, 5.0) == 1.0  # too few clients to show anything
+    assert reliance_on_enrollment(0.0, 1.0, 1000.0) == pytest.approx(0.01)
+    assert reliance_on_enrollment(2.0, 1.0, 1000.0) == 1.0
+
+
+def test_what_cannot_be_relied_on_in_part_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing corrects enrollment"):
+        method_named("participation-only-hajek, augmentation=adaptive-regression")
+    with pytest.raises(InputError, match="either sign"):
+        method_named("calibrated-linear-hajek, augmentation=adaptive-regression")
+    rule = UpdateRegression(P, moments=Q, settings=SETTINGS)
+    given, columns, updates = drawn_rounds(4, 1, 0.0)[0]
+    with pytest.raises(InputError, match="squared norms"):
+        rule.step(given, columns, ENROLLED, lambda rows: rows @ updates)
+
+
+@pytest.mark.parametrize("base", ["fedipw-hajek", "augmented, guard=none", "augmented"])
+def test_weights_go_from_participation_alone_to_enrollment_weights_whole(base: str) -> None:
+    """With reliance 0 they are those of the enrolled, with 1 those of the method."""
+    scenario = Scenario(rounds=3, population=Testbed(size=300), methods=("fedipw",))
+    run = scenario.simulation(limits=False)
+    stages = scenario.stages(run.federation)
+    people = run.federation.population
+    state = EnrollmentState(
+        unit_ids=people.unit_ids, sample_counts=np.ones(300, dtype=np.int64),
+        enrolled=people.enrolled, prob=stages.enrollment_prob, population_size=300.0,
+        balances={kind: stages.balance(kind) for kind in ("rich", "wide")},
+    )  # fmt: skip
+    method = method_named(base)
+    rows = np.flatnonzero(people.enrolled)[:40]
+    pi = np.linspace(0.1, 0.9, 40)
+    weighing, replies = method.at(state), state.replies(1, rows, pi, Source.KNOWN)
+    none, half, whole = (weighing.weighed(replies, at) for at in (0.0, 0.5, 1.0))
+    alone = method_named("participation-only-hajek").at(state).weighed(replies).weights
+    bound = method.guard.applied(alone)
+    np.testing.assert_allclose(none.weights, alone if bound is None else bound.weights, rtol=1e-12)
+    np.testing.assert_allclose(whole.weights, weighing.weighed(replies).weights, rtol=0.0)
+    if base != "augmented":  # the cap is not a power
+        middle = np.sqrt(none.weights * whole.weights)
+        np.testing.assert_allclose(half.weights, middle / middle.sum(), rtol=1e-12)
+    assert np.abs(none.weights - whole.weights).max() > 1e-3
