@@ -32,7 +32,7 @@ _BITS = 62  # of a whole number that holds cumulative probabilities
 class InclusionProbabilities:
     r"""Inclusion probabilities in proportion to scores, within bounds.
 
-    .. math:: a_i = \min\big(1, \max(f, \kappa s_i)\big), \qquad \sum_i a_i = m \qquad (V1)
+    .. math:: a_i = \min\big(1, \max(f, \kappa s_i)\big), \qquad \sum_i a_i = m \qquad (I1)
 
     ``solved`` finds the one :math:`\kappa` for m of n units with scores s.
 
@@ -113,7 +113,7 @@ def systematic_sample(prob: FloatArray, order: IntArray, start: float) -> IntArr
     r"""Return a sample of exactly :math:`\sum a` units with inclusion probabilities a, in order.
 
     .. math:: i \in S \iff c_{i-1} \le u + j < c_i \text{ for some } j = 0, 1, \ldots, \qquad
-       c_i = \sum_{k \le i} a_k \qquad (V2)
+       c_i = \sum_{k \le i} a_k \qquad (I2)
 
     with units in ``order`` (n,) and ``start`` u uniform in [0, 1). Probabilities must sum to a
     whole number. They are counted in whole multiples of a power of two that sum to it exactly, so
@@ -232,13 +232,13 @@ class Invited:
 class InvitationDesign:
     r"""Draws invitations round by round, a function of seed, round and the available clients.
 
-    With ``rest`` R > 1 every client belongs to one of R groups, drawn from seed and identifier, and
-    round r invites among group r mod R alone: a client's invitations lie at least R rounds apart.
+    With ``rest`` k > 1 every client belongs to one of k groups, drawn from seed and identifier, and
+    round r invites among group r mod k alone: a client's invitations lie at least k rounds apart.
     Over the draw of groups and samples the probability of an invitation is
 
-    .. math:: P(\text{invited}) = a_i / R \qquad (V3)
+    .. math:: P(\text{invited}) = a_i / k \qquad (I3)
 
-    with a (V1) among the available clients of the group. For those of other groups it is what it
+    with a (I1) among the available clients of the group. For those of other groups it is what it
     would be at the same kappa.
 
     Examples
@@ -291,7 +291,7 @@ class InvitationDesign:
         return Invited(flags, design.prob(scores) / how.rest, design, note)
 
     def group(self, unit_ids: Sequence[object]) -> IntArray:
-        """Return the group of each client, 0 to R - 1, (n,)."""
+        """Return the group of each client, 0 to k - 1, (n,)."""
         rest = self.settings.rest
         if rest == 1:
             return np.zeros(len(unit_ids), dtype=np.int64)
