@@ -1,34 +1,38 @@
 """What invitations save: the noise of a round's mean, and tables that are those of the results."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from benchmarks.invitations import (
+from benchmarks.round_noise import (
     NEYMAN,
     PROPORTIONAL,
-    RESULT,
-    STATIC,
     UNIFORM,
     Clients,
     clients_of,
     designs,
     horvitz_thompson_variance,
-    noise_table,
-    trained_table,
 )
 
+from fedipw.lab.mechanisms import LogisticEnrollment
+from fedipw.lab.scenario import Scenario
 from fedipw.weighting.invitations import systematic_sample
 
+ROOT = Path(__file__).parent.parent.parent
 
-@pytest.mark.parametrize(("regime", "most"), [("testbed", 0.6), ("strength-2", 0.2)])
+
+@pytest.mark.parametrize(("strength", "most"), [(1.0, 0.6), (2.0, 0.2)])
 def test_a_rounds_mean_is_less_noisy_than_under_uniform_invitations(
-    regime: str, most: float
+    strength: float, most: float
 ) -> None:
     """With a tenth of the enrolled invited, in each of three draws of the population."""
     for seed in (100, 101, 102):
-        clients = clients_of(regime, seed, rounds=100)
+        scenario = Scenario(seed=seed, enrollment=LogisticEnrollment(strength=strength))
+        clients = clients_of(scenario, rounds=100)
         by = designs(clients, len(clients.weights) // 10)
         found = {
             name: horvitz_thompson_variance(
@@ -61,12 +65,17 @@ def test_the_variance_is_that_of_simulated_rounds() -> None:
     assert found == pytest.approx(float(totals.var(axis=0).sum()), rel=0.05)
 
 
-def test_tables_of_the_docs_are_those_of_the_results() -> None:
-    saved = json.loads(RESULT.read_text())
-    noise, trained = pl.DataFrame(saved["noise"]), pl.DataFrame(saved["trained"])
-    assert (STATIC / "invitations-noise.md").read_text(encoding="utf-8") == noise_table(noise)
-    assert (STATIC / "invitations-trained.md").read_text(encoding="utf-8") == trained_table(trained)
-    at = noise.filter(design=PROPORTIONAL, share=0.1)
+def test_tables_of_the_docs_are_those_of_the_results(tmp_path: Path) -> None:
+    result = ROOT / "benchmarks" / "results" / "invitations.json"
+    printed = subprocess.run(
+        [sys.executable, "-m", "benchmarks.invitations", "--saved", result, "--out", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8",
+    ).stdout  # fmt: skip
+    for part in ("noise", "trained"):
+        page = ROOT / "docs" / "_static" / f"invitations-{part}.md"
+        assert page.read_text(encoding="utf-8") in printed
+    saved = json.loads(result.read_text())
+    at = pl.DataFrame(saved["noise"]).filter(design=PROPORTIONAL, share=0.1)
     assert at.filter(regime="testbed")["variance"].item() <= 0.6
     assert at.filter(regime="strength-2")["variance"].item() <= 0.2
     assert saved["seeds"] == 20

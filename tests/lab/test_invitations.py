@@ -13,6 +13,7 @@ from fedipw.lab.engine import Simulation
 from fedipw.lab.invitations import SimulatedInvitations
 from fedipw.lab.mechanisms import DailyParticipation
 from fedipw.lab.scenario import Scenario
+from fedipw.lab.simulate import simulate
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import error_parts
 
@@ -151,3 +152,39 @@ def test_more_invitations_than_enrolled_are_refused() -> None:
     how: dict[str, Any] = {"invitations": SimulatedInvitations(number=290)}
     with pytest.raises(InputError, match="290 invitations a round are more than the"):
         replace(BASE, **how).simulation()
+
+
+def evaluated(where: Path, seed: int, how: SimulatedInvitations | None) -> dict[str, Any]:
+    """Return the last evaluation of a run."""
+    scenario = Scenario(
+        seed=seed, rounds=40, population=Testbed(size=600), methods=("fedipw-hajek",),
+        invitations=how,
+    )  # fmt: skip
+    line = simulate(scenario, where)["evaluation"][-1]
+    assert isinstance(line, dict)
+    return line
+
+
+def test_inviting_everybody_is_evaluated_as_no_invitations_at_all(tmp_path: Path) -> None:
+    size = Scenario(population=Testbed(size=600)).simulation().federation.population.enrolled_size
+    whole = SimulatedInvitations(kind="uniform", number=size)
+    one, other = (evaluated(tmp_path / f"{how}"[:4], 0, how) for how in (None, whole))
+    for key in ("estimate", "low", "high"):
+        assert one[key] == pytest.approx(other[key], rel=1e-9)
+
+
+def test_intervals_of_runs_with_invitations_hold_the_truth(tmp_path: Path) -> None:
+    """Of 12 intervals at 95%, one a population, fewer than 9 hold it with a chance of .2%."""
+    how, held = SimulatedInvitations(number=100), 0
+    for seed in range(12):
+        line = evaluated(tmp_path / str(seed), seed, how)
+        held += line["low"] <= line["truth"] <= line["high"]
+    assert held >= 9
+
+
+def test_learnt_invitations_have_no_interval_and_the_page_says_why(tmp_path: Path) -> None:
+    how = SimulatedInvitations(number=40, method="augmented-online")
+    scenario = replace(BASE, methods=("augmented-online",), rounds=10, invitations=how)
+    assert simulate(scenario, tmp_path / "run")["evaluation"] == []
+    page = (tmp_path / "run" / "index.html").read_text(encoding="utf-8")
+    assert "had learnt before each round" in page

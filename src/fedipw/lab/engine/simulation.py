@@ -188,7 +188,7 @@ class Simulation:
 
     def _round(self) -> None:
         draw = self.federation.participation.advance()
-        invited = self._invited(draw.index)
+        invited = self.invited(draw.index)
         replied = draw.replied[self._rows]
         if invited is not None:
             replied = replied & invited.flags[self._rows]
@@ -219,7 +219,7 @@ class Simulation:
         """Return what is known of some clients before a round's replies."""
         prob, names = draw.participation_prob, self.federation.participation.columns
         columns = [pl.Series(name, draw.covariates[rows, j]) for j, name in enumerate(names)]
-        invited = self._invited(draw.index)
+        invited = self.invited(draw.index)
         if invited is not None:
             columns.append(pl.Series(INVITED, invited.flags[rows]))
             columns.append(pl.Series(INVITE_PROB, invited.prob[rows]))
@@ -231,7 +231,7 @@ class Simulation:
             participation_prob=None if prob is None else prob[rows],
         )
 
-    def _invited(self, index: int) -> Invited | None:
+    def invited(self, index: int) -> Invited | None:
         """Return the invitations of a round, by client of the population; none if all are asked."""
         if self._drawn is None or self._drawn[0] != index:
             of = self.federation.invitations
@@ -271,7 +271,7 @@ class Simulation:
             work = self._relative_work(composition)
             if composition.memory_weights is None:
                 weighing, prob = weigher.weighings[composition.weights], draw.participation_prob
-                invited = self._invited(draw.index)
+                invited = self.invited(draw.index)
                 prob = prob if invited is None else prob * invited.prob
                 limit.add(weighing, units, prob, work=work)
             elif limit.rounds == 0:  # memory averages participation out, the same in every round
