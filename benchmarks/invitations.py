@@ -183,9 +183,9 @@ def draw(table: pl.DataFrame, path: Path) -> None:
             ax.minorticks_off()
             ax.set_xlabel("invited of the enrolled")
             ax.set_title(title)
-            ax.set_ylim(0.0, 1.1)
-        figure.axes[0].set_ylabel("variance relative to uniform invitations")
-        figure.axes[0].legend(loc="upper left", fontsize=8)
+            ax.set_ylim(0.0, 1.3)
+        figure.axes[0].set_ylabel("error relative to uniform invitations")
+        figure.axes[1].legend(loc="lower left", fontsize=8)
         figure.savefig(path, dpi=160)
 
 
