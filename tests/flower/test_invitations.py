@@ -88,12 +88,7 @@ def test_a_stopped_run_goes_on_with_the_same_invitations(tmp_path: Path) -> None
     assert invited_of(places[0]) == invited_of(places[1])
     np.testing.assert_array_equal(theta_of(models[0].arrays), theta_of(models[-1].arrays))
     for changed in ({"invitations": Invitations(number=21, rest=2)}, {"seed": 5}):
-        again: dict[str, Any] = {
-            "scheme": "augmented-online",
-            "invitations": how,
-            "seed": 4,
-            **changed,
-        }
+        again: dict[str, Any] = {"invitations": how, "seed": 4, **changed}
         with pytest.raises(InputError, match="other settings"):
             started(world, places[1], scheme="augmented-online", **again).start(
                 world.grid(), world.start, num_rounds=7
