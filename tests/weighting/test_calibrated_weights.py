@@ -74,6 +74,7 @@ def replies(rows: np.ndarray, prob: np.ndarray) -> Replies:
         participation_prob=prob[rows],
         sample_counts=np.ones(len(rows), dtype=np.int64),
         source=Source.KNOWN,
+        invite_prob=np.ones(len(rows)),
     )
 
 

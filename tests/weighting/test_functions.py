@@ -37,6 +37,7 @@ def replies(rows: list[int], enroll: np.ndarray = ENROLL, part: np.ndarray = PAR
         participation_prob=part[rows],
         sample_counts=np.array(rows) + 1,
         source=Source.KNOWN,
+        invite_prob=np.ones(len(rows)),
     )
 
 

@@ -48,6 +48,7 @@ def replies(m: int = 7, seed: int = 0) -> Replies:
         participation_prob=rng.uniform(0.05, 1.0, m),
         sample_counts=rng.integers(1, 30, m),
         source=Source.MODEL,
+        invite_prob=rng.uniform(0.05, 1.0, m),
     )
 
 
@@ -60,6 +61,7 @@ def subset(given: Replies, rows: np.ndarray) -> Replies:
         participation_prob=given.participation_prob[rows],
         sample_counts=given.sample_counts[rows],
         source=given.source,
+        invite_prob=given.invite_prob[rows],
     )
 
 
@@ -208,11 +210,11 @@ for _name, (_base, _calibration, _augmentation) in BOTH_FORMS.items():
         _chosen = (_base, _calibration, _form, "none", _augmentation)
         PRESETS[_name + _suffix] = dict(zip(CHOICES, _chosen, strict=True))
 for _name, _chosen in {
-    "calibrated-online": ("equal", "online", HAJEK, "cap(0.3)", "none"),
+    "calibrated-online": ("invitation", "online", HAJEK, "cap(0.3)", "none"),
     "augmented": (
         "participation", "rich-inverse-logit", HAJEK, "temper(0.75) then cap", "regression",
     ),
-    "augmented-online": ("equal", "online", HAJEK, "temper(0.5) then cap", "regression"),
+    "augmented-online": ("invitation", "online", HAJEK, "temper(0.5) then cap", "regression"),
 }.items():  # fmt: skip
     PRESETS[_name] = dict(zip(CHOICES, _chosen, strict=True))
 
@@ -278,9 +280,10 @@ REFUSED = {
     "fedipw, calibration=quadratic": "corrects enrollment, and the base weight does too",
     "base=true-inclusion, calibration=linear": "corrects enrollment, and the base weight does too",
     "base=collapsed, calibration=logit": "corrects enrollment, and the base weight does too",
-    "base=equal": "equal weights have no Horvitz–Thompson form",
-    "base=equal, calibration=quadratic": "equal weights have no Horvitz–Thompson form",
-    "fedavg, normalisation=horvitz-thompson": "equal weights have no Horvitz–Thompson form",
+    "base=invitation": "equal or by invitation, have no Horvitz",
+    "base=equal": "have no Horvitz–Thompson form",
+    "base=equal, calibration=quadratic": "have no Horvitz–Thompson form",
+    "fedavg, normalisation=horvitz-thompson": "have no Horvitz–Thompson form",
     "guard=trim(0.5)": "is no guard: Trimming below the mean weight is not trimming: 0.5 < 1[.]$",
     "guard=trim(nan)": "is not trimming",
     "guard=trim(much)": "is no guard: could not convert",

@@ -25,7 +25,7 @@ from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
-from fedipw.selection.participation import Participation
+from fedipw.selection.participation import Participation, Source
 from fedipw.selection.rowstore import BlockStore
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
@@ -33,7 +33,7 @@ from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.table import Table, TableLike
 from fedipw.weighting.pipeline import Method
 from fedipw.weighting.replay import Observer, Plan, Progress, Replay
-from fedipw.weighting.weigher import StagedEnrollment
+from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
 VALUE: Final = "value"
 COUNT: Final = "n"
@@ -346,8 +346,9 @@ class MetricCollector(Observer):
         client = np.concatenate([found.members for found in rounds])
         pooled = method.calibration.pools_respondents
         models = {} if pooled else learner.pooled(certain=True)
+        invited, regression = np.concatenate([found.invite_prob for found in rounds]), None
         if pooled:
-            phase, inside, regression = _respondents(self._stage, method, client)
+            phase, inside, invited = _respondents(self._stage, method, rounds)
         else:
             phase, inside, regression = _enrollment(self._stage, method)
         n = int(inside.sum())
@@ -375,8 +376,8 @@ class MetricCollector(Observer):
                 )
             )  # fmt: skip
             prob = prob * steps[-1].reply_prob
-        if learner.steps[-1].step.among == INVITED and not pooled:
-            prob = prob * np.concatenate([found.invite_prob for found in rounds])[kept]
+        if pooled or learner.steps[-1].step.among == INVITED:
+            prob = prob * invited[kept]
         lost = np.concatenate([found.lost for found in rounds])
         unreported = sum(found.unreported for found in rounds)
         counts = np.concatenate([found.counts for found in rounds])[kept]
@@ -407,19 +408,31 @@ class MetricCollector(Observer):
 
 
 def _respondents(
-    stage: EnrollmentStage, method: Method, client: IntArray
-) -> tuple[EnrollmentPhase, BoolArray, None]:
+    stage: EnrollmentStage, method: Method, rounds: Sequence[_Reported]
+) -> tuple[EnrollmentPhase, BoolArray, FloatArray]:
     """Return both stages as one phase: respondents calibrated with their replies as base.
 
-    ``client`` (m,) is the member behind each reply.
+    Also which members are in it, and the inverse of each reply's own base weight, (m,), in units of
+    the largest: replies count alike unless some were less likely to be invited (W21).
     """
-    replies = np.bincount(client, minlength=stage.members.size)
-    heard = replies > 0
+    client = np.concatenate([found.members for found in rounds])
+    heard = np.bincount(client, minlength=stage.members.size) > 0
     state = StagedEnrollment(stage, method).at(heard)
     inside = state.enrolled
     balance = state.balance_for(method.name, method.calibration.balance)
-    counts = replies[inside].astype(np.float64)
-    return CalibratedEnrollment.of(balance, Entropy(), counts), inside, None
+    base = np.concatenate([_base(found, method, state) for found in rounds])
+    prob: FloatArray = base.min() / base
+    counts = np.bincount(client, 1.0 / prob, stage.members.size).astype(np.float64)
+    return CalibratedEnrollment.of(balance, Entropy(), counts[inside]), inside, prob
+
+
+def _base(found: _Reported, method: Method, state: EnrollmentState) -> FloatArray:
+    """Return the base weights of a round's replies without participation, (k,)."""
+    if not len(found.members):
+        return np.empty(0)
+    ones = np.ones(len(found.members))
+    replies = state.replies(found.index, found.members, ones, Source.NONE, found.invite_prob)
+    return method.base.weights(replies, state)
 
 
 def _enrollment(

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from fedipw.flower.privacy import GaussianNoise
     from fedipw.flower.screen import Screen
     from fedipw.flower.strategy import FedIPW
+    from fedipw.weighting.invitations import Invitations
 
-__all__ = ["FedIPW", "GaussianNoise", "Outcome", "Screen", "declined", "describes"]
+__all__ = ["FedIPW", "GaussianNoise", "Invitations", "Outcome", "Screen", "declined", "describes"]
 
 _HOMES = {
     "FedIPW": "strategy",
     "GaussianNoise": "privacy",
+    "Invitations": "invitations",
     "Outcome": "outcomes",
     "Screen": "screen",
     "declined": "client",

@@ -16,10 +16,10 @@ from fedipw.errors import InputError
 from fedipw.flower.client import DECLINED_CODE
 from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.roster import Attendance
-from fedipw.numerics import BoolArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
-from fedipw.tables.columns import AVAILABLE, ID, INVITE_PROB, INVITED, OPENED_AT
+from fedipw.tables.columns import ID, INVITE_PROB, INVITED, OPENED_AT
 from fedipw.tables.ledger import Ledger
 from fedipw.weighting.live import Live
 from fedipw.weighting.replay import Plan
@@ -152,11 +152,16 @@ class Rounds:
         """Identifiers of the open round's clients, by place."""
         return self.live.stage.members.frame[ID][self._rows]
 
-    def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
+    def open(
+        self,
+        attendance: Attendance,
+        messages: Sequence[Message],
+        invite_prob: FloatArray | None = None,
+    ) -> None:
         """Open the next round with the clients that are available and the invitations to be sent.
 
-        Strategies sample the nodes they see uniformly without replacement, so k invitations of
-        n available clients were sent with probability k/n.
+        ``invite_prob`` (n,) is of the available clients. By default strategies sample the nodes
+        they see uniformly without replacement: k of n with probability k/n.
         """
         self.available = len(attendance.nodes)
         self._rows = np.flatnonzero(attendance.present)
@@ -172,7 +177,9 @@ class Rounds:
         self.invited = dict(zip((place_of[node] for node in nodes), messages, strict=True))
         flags = np.zeros(len(self._rows), dtype=np.bool_)
         flags[list(self.invited)] = True
-        prob = len(nodes) / max(self.available, 1)
+        prob = np.full(len(self._rows), np.nan)
+        even = len(nodes) / max(self.available, 1)
+        prob[places[attendance.rows]] = even if invite_prob is None else invite_prob
         table, self.winsorised = attendance.table(self.live.stage.members), 0
         if self._limits is not None:
             table, self.winsorised = self._limits.applied(table, self._rows)
@@ -181,7 +188,7 @@ class Rounds:
                          "taken at its edge", self.winsorised)  # fmt: skip
         table = table.with_columns(
             pl.Series(INVITED, flags),
-            pl.when(AVAILABLE).then(pl.lit(prob)).otherwise(None).alias(INVITE_PROB),
+            pl.Series(INVITE_PROB, prob).fill_nan(None),
             pl.lit(attendance.opened_at).alias(OPENED_AT),
         )
         self.live.open(table)

@@ -21,6 +21,7 @@ from fedipw.errors import DivergedError, InputError
 from fedipw.flower.augmentation import Augmenter
 from fedipw.flower.config import RunConfig
 from fedipw.flower.evaluation import Evaluator
+from fedipw.flower.invitations import Inviter
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
 from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
@@ -32,6 +33,7 @@ from fedipw.numerics.checks import check_positive
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
+from fedipw.weighting.invitations import Invitations
 from fedipw.weighting.settings import Settings
 from fedipw.weighting.weigher import RoundWeights
 
@@ -96,8 +98,13 @@ class FedIPW(Strategy):
     soft
         Whether targets that no weights on the enrolled can meet are approached, and an enrollment
         model that separates gets a penalty, with a note in the log; else both are errors.
+    invitations
+        ``uniform``, the wrapped strategy's own sampling; ``proportional`` to enrollment weights;
+        or :class:`~fedipw.weighting.invitations.Invitations` with their number, a floor and a rest
+        between invitations. Clients are invited to evaluate by the wrapped strategy.
     seed
-        Of the wrapped strategy's sampling, so that a resumed run samples as it would have.
+        Of the wrapped strategy's sampling and of invitations, so that a resumed run samples as it
+        would have.
     clock
         Source of a round's ``opened_at``.
 
@@ -150,6 +157,7 @@ class FedIPW(Strategy):
         winsorise: float | None = 0.99,
         average: float | None = 0.2,
         soft: bool = True,
+        invitations: str | Invitations = "uniform",
         seed: int = 0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -183,7 +191,11 @@ class FedIPW(Strategy):
         self.roster = Roster(
             members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
         )
-        self.journal = Journal(self._directory / "checkpoint", self.config.settings)
+        how_invited, self.inviter = Invitations.of(invitations), None
+        if not how_invited.plain:
+            self.inviter = Inviter(how_invited, self.rounds.live, seed)
+        shared = {} if self.inviter is None else self.inviter.shared()
+        self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
         self.evaluator = Evaluator(
             self.config, self._directory / "evaluation", self.journal, self.key
         )
@@ -202,6 +214,8 @@ class FedIPW(Strategy):
             f"replies with updates beyond norm {self.screen.max_norm:g} are refused",
             self.config.influence(self.screen),
         ]
+        if self.inviter is not None:
+            lines += [self.inviter.line()]
         if self.noise is not None:
             lines += [f"{self.noise.settings}; epsilon spent so far {self.noise.epsilon:.4g}"]
         for line in lines:
@@ -345,8 +359,11 @@ class FedIPW(Strategy):
                 f"The wrapped strategy invited none of {len(attendance.nodes)} available clients "
                 f"in round {server_round}: set its fraction_train above 0."
             )
+        prob = None
+        if self.inviter is not None and messages:
+            messages, prob = self.inviter.directed(server_round, attendance, messages)
         self._limit_life(messages)
-        self.rounds.open(attendance, messages)
+        self.rounds.open(attendance, messages, prob)
         return messages
 
     def aggregate_train(

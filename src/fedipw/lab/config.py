@@ -15,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from fedipw.errors import InputError
 from fedipw.lab.engine import RuleSettings
 from fedipw.lab.engine.rules import RULE_SETTINGS
+from fedipw.lab.invitations import SimulatedInvitations
 from fedipw.lab.mechanisms import (
     DailyParticipation,
     DataAvailability,
@@ -47,6 +48,7 @@ _SECTIONS: Mapping[str, type] = {
     "enrollment": LogisticEnrollment,
     "training": TrainingSettings,
     "propensity": PropensitySettings,
+    "invitations": SimulatedInvitations,
 }
 _TOP: Mapping[str, Any] = {
     "seed": int,

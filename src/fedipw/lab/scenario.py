@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -26,6 +26,7 @@ from fedipw.lab.engine import (
     Training,
 )
 from fedipw.lab.gaps import Gaps
+from fedipw.lab.invitations import RoundInvitations, SimulatedInvitations
 from fedipw.lab.mechanisms import (
     DailyParticipation,
     EnrollmentMechanism,
@@ -52,11 +53,12 @@ from fedipw.selection.enrollment import (
 from fedipw.selection.participation import Participation, ParticipationSettings, Window, panel
 from fedipw.selection.steps import COLUMNS as HISTORY_COLUMNS
 from fedipw.selection.steps import Formulas, participation_steps
-from fedipw.tables.columns import ENROLLED
+from fedipw.tables.columns import ENROLLED, INVITE_PROB, INVITED
 from fedipw.tables.design import bound_design
 from fedipw.tables.ledger import Round
 from fedipw.tables.population import Members, Population
 from fedipw.weighting.balance import Balance
+from fedipw.weighting.invitations import PROPORTIONAL, InvitationDesign
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.pipeline import Method, NoGuard, Probabilities, Regression, Weighing
 from fedipw.weighting.sources import (
@@ -185,6 +187,7 @@ class Scenario:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     propensity: PropensitySettings = field(default_factory=PropensitySettings)
     rules: RuleSettings = field(default_factory=RuleSettings)
+    invitations: SimulatedInvitations | None = None  # all enrolled are asked if none
 
     def __post_init__(self) -> None:
         check_positive(self.rounds, "rounds")
@@ -195,6 +198,13 @@ class Scenario:
             self._check(recipe_named(name))
         if len(set(self.methods)) != len(self.methods):
             raise InputError(f"Each method can be run once, not {', '.join(self.methods)}.")
+        if self.invitations is not None and self.invitations.learns:
+            names = [recipe_named(name).weighting for name in self.methods]
+            if self.invitations.method not in names:
+                raise InputError(
+                    f"Invitations by {self.invitations.method} follow what it learns from replies: "
+                    "add it to the methods, or name one that needs no replies, such as efficient."
+                )
 
     def _check(self, recipe: Recipe) -> None:
         """Raise if a method does not go with the other settings."""
@@ -235,9 +245,10 @@ class Scenario:
             enrollment_prob=prob,
         )
         built = _Methods(self, federation)
+        weighers = built.weighers()
         return Simulation(
-            federation,
-            built.weighers(),
+            replace(federation, invitations=built.invitations(weighers)),
+            weighers,
             self.training.training(population),
             streams.training,
             compositions=built.compositions(),
@@ -250,7 +261,7 @@ class Scenario:
 
     def stages(self, federation: Federation) -> Stages:
         """Return how both stages are fitted."""
-        return Stages(self.propensity, federation, self.seed)
+        return Stages(self.propensity, federation, self.seed, self.invitations is not None)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting as plain values, for records and fingerprints."""
@@ -259,6 +270,8 @@ class Scenario:
             "participation_kind": type(self.participation).__name__,
             "population_kind": type(self.population).__name__,
         }
+        if self.invitations is None:  # as before there were any: checkpoints go on
+            del named["invitations"]
         plain: dict[str, Any] = json.loads(
             json.dumps(named, sort_keys=True, default=lambda v: getattr(v, "value", str(v)))
         )
@@ -275,8 +288,15 @@ class Scenario:
 class Stages:
     """Both stages of selection as they are fitted on a drawn population."""
 
-    def __init__(self, settings: PropensitySettings, federation: Federation, seed: int) -> None:
+    def __init__(
+        self,
+        settings: PropensitySettings,
+        federation: Federation,
+        seed: int,
+        invited: bool = False,
+    ) -> None:
         self._settings, self._federation, self._seed = settings, federation, seed
+        self._invited = invited  # whether rounds say who was invited, with which probability
 
     @cached_property
     def enrollment(self) -> TableEnrollment:
@@ -318,17 +338,21 @@ class Stages:
         return Balance.of(columns, population.enrolled, population.listed)
 
     def participation(self, *, collapsed: bool = False) -> Participation:
-        """Return the participation learner, its rows in a panel: rounds list the same clients.
+        """Return the participation learner.
 
-        ``collapsed`` is one model over everybody, enrolled or not.
+        Its rows are in a panel, since rounds list the same clients, unless only some are invited.
+        ``collapsed`` is one model over everybody, enrolled, invited or not.
         """
         settings, population = self._settings, self._federation.population
         members = Members(population.frame.drop(ENROLLED))
         rows = np.arange(members.size) if collapsed else np.flatnonzero(population.enrolled)
         names = self._federation.participation.columns
-        first = Round(
-            index=1, rows=rows, table=pl.DataFrame({n: np.zeros(len(rows)) for n in names})
-        )
+        known = pl.DataFrame({n: np.zeros(len(rows)) for n in names})
+        among = self._invited and not collapsed
+        if among:
+            flags = {INVITED: np.ones(len(rows), dtype=np.bool_), INVITE_PROB: np.ones(len(rows))}
+            known = pl.DataFrame(flags).hstack(known)
+        first = Round(index=1, rows=rows, table=known)
         formulas = Formulas(reply=settings.participation, history=settings.history)
         stage = b"collapsed" if collapsed else b"participation"
         how = ParticipationSettings(
@@ -338,7 +362,7 @@ class Stages:
             estimator=settings.estimator([self._seed, *stage]),
         )
         steps = participation_steps(first, members, formulas)
-        return Participation(members, steps, how, store=panel(how.estimator))
+        return Participation(members, steps, how, store=None if among else panel(how.estimator))
 
 
 @final
@@ -378,6 +402,31 @@ class _Methods:
             for r in self._recipes
         }
 
+    def invitations(self, weighers: Sequence[Weigher]) -> RoundInvitations | None:
+        """Return whom the server invites; none if all enrolled clients are asked."""
+        how, population = self._scenario.invitations, self._federation.population
+        if how is None:
+            return None
+        design = InvitationDesign(how, self._scenario.seed)
+        return RoundInvitations(
+            design, population.unit_ids, population.enrolled, self._followed(how, weighers)
+        )
+
+    def _followed(
+        self, how: SimulatedInvitations, weighers: Sequence[Weigher]
+    ) -> Callable[[], Weighing]:
+        """Return how to find the weights that invitations follow."""
+        if how.learns:
+            (weigher,) = [w for w in weighers if how.method in w.methods]
+            return lambda: weigher.weighing_at(how.method, self._federation.population.enrolled)
+        method = how.scores_of
+        kind = method.base.probabilities
+
+        def once() -> Weighing:
+            return method.at(self._state(kind, method.uses_enrollment))
+
+        return cache(once)
+
     def _regressed(self, how: Regression, size: int) -> Regressed:
         return Regressed.of(self._balances[how.balance], how, size)
 
@@ -402,7 +451,10 @@ class _Methods:
 
     @cached_property
     def _balances(self) -> dict[str, Balance]:
-        kinds = frozenset().union(*(r.method.needs.balance for r in self._recipes))
+        how, methods = self._scenario.invitations, [r.method for r in self._recipes]
+        if how is not None and how.kind == PROPORTIONAL:
+            methods.append(how.scores_of)
+        kinds = frozenset().union(*(method.needs.balance for method in methods))
         return {kind: self._stages.balance(kind) for kind in sorted(kinds)}
 
     def _state(self, kind: Probabilities, fitted: bool) -> EnrollmentState:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,21 +242,32 @@ def _sample(scenario: Scenario, run: Simulation) -> TwoPhase:
     """Return all replies of the run, drawn again from its seed, in the columns of both stages."""
     stages, population = scenario.stages(run.federation), run.federation.population
     process = scenario.simulation(limits=False).federation.participation
+    if scenario.invitations is not None and scenario.invitations.learns:
+        raise InputError(
+            f"invitations followed what {scenario.invitations.method} had learnt before each round."
+        )
     learner, rows = stages.participation(), np.flatnonzero(population.enrolled)
+    asked, prob = [], []  # of each round: how many clients, and how likely they were to be
     for _ in range(run.rounds):
         draw = process.advance()
         learner.open(run.known(draw, rows))
-        learner.close(draw.replied[rows])
+        invited = run.invited(draw.index)
+        flags = np.ones(len(draw.replied), dtype=np.bool_) if invited is None else invited.flags
+        among = rows[flags[rows]]
+        learner.close((draw.replied & flags)[rows])
+        asked.append(len(among))
+        prob.append(np.ones(len(among)) if invited is None else invited.prob[among])
     X, replied, client = learner.steps[0].store.rounds(0, run.rounds).matrix()
     Z = stages.enrollment.coded.design.rows(population.frame, "population table").columns.T
-    return fitted_two_phase(
+    found = fitted_two_phase(
         Z,
         population.enrolled,
         X,
         client,
-        np.repeat(np.arange(run.rounds), len(rows)),
+        np.repeat(np.arange(run.rounds), asked),
         replied=replied,
     )
+    return replace(found, prob=found.prob * np.concatenate(prob)[replied])
 
 
 def _lines(

@@ -269,7 +269,8 @@ class Participation:
     def predicted(self, round_: Round) -> FloatArray:
         """Return (P5) of any clients under the fits of the open round, as if all were asked, (m,).
 
-        Their reply history must not be needed, since only members have one.
+        Where invitations are a step of their own, the round has each client's probability. Reply
+        history must not be needed, since only members have one.
         """
         if self._history.wanted:
             raise InputError("Clients outside the log have no reply history to predict from.")
@@ -282,6 +283,8 @@ class Participation:
                 raise InputError("No fit was used in the open round: call prob(replied) first.")
             fit, _ = self._used[learner.step.name]
             prob *= fit.prob(columns, round_.rows)
+        if self.steps[-1].step.among == INVITED:
+            prob *= round_.table[INVITE_PROB].cast(pl.Float64).to_numpy()
         return prob
 
     def pooled(self, *, certain: bool = False) -> dict[str, StageModel]:

@@ -18,7 +18,7 @@ from fedipw.weighting.replay import Plan, Record, RoundRun, coming_round, ledger
 from fedipw.weighting.weigher import StagedEnrollment, Weigher
 
 if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray
+    from fedipw.numerics import BoolArray, FloatArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import RoundWeights
@@ -85,6 +85,7 @@ class Live:
         self._open: pl.DataFrame | None = None
         self._found: RoundWeights | None = None
         self._writer: LedgerWriter | None = None  # while the ledger is held
+        self._enrollment = StagedEnrollment(stage, plan.method)
         if ledger.rounds:
             ledger.require_rounds()
             self._bind(None)
@@ -98,6 +99,16 @@ class Live:
     def weighing(self) -> Weighing:
         """The method at the present enrollment; once a round was opened."""
         return self._opened()[1].weighing
+
+    def standing(self, present: BoolArray) -> FloatArray | None:
+        """Return what each member stands for in a round to come, (n,); none if not known.
+
+        ``present`` (n,) says which members are enrolled then.
+        """
+        method = self.plan.method
+        if self._run is None:
+            return method.at(self._enrollment.at(present)).standing()
+        return self._run.weigher.weighing_at(method.name, present).standing()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -196,10 +207,7 @@ class Live:
         self._learner = Participation(
             members, steps, plan.settings, models=plan.models, scratch=plan.scratch
         )
-        weigher = Weigher(
-            StagedEnrollment(self.stage, plan.method), self._learner,
-            {plan.method.name: plan.method},
-        )  # fmt: skip
+        weigher = Weigher(self._enrollment, self._learner, {plan.method.name: plan.method})
         self._run = RoundRun(weigher, plan.method.name, Record())
         if not self.ledger.rounds:
             return

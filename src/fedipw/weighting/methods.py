@@ -96,7 +96,9 @@ METHODS: Mapping[str, Method] = {
     **{
         method.name: method
         for method in (
-            _self_normalised("calibrated-online", "equal", calibration="online", guard="cap(0.3)"),
+            _self_normalised(
+                "calibrated-online", "invitation", calibration="online", guard="cap(0.3)"
+            ),
             _self_normalised(
                 "augmented",
                 "participation",
@@ -106,7 +108,7 @@ METHODS: Mapping[str, Method] = {
             ),
             _self_normalised(
                 "augmented-online",
-                "equal",
+                "invitation",
                 calibration="online",
                 guard="temper(0.5) then cap",
                 augmentation="adaptive-regression",

@@ -110,6 +110,38 @@ class Equal:
 
 @final
 @dataclass(frozen=True, slots=True)
+class InverseInvitation:
+    r"""The server's own sampling corrected, and nothing else, by the known probability of it.
+
+    .. math:: d_i = \frac{1/a_i}{\text{mean}_{S_r}(1/a_j)}, \qquad a_i = P(\text{invited})
+       \qquad (W21)
+
+    Nothing is estimated: the ledger's ``invite_prob`` is known by design, and 1 where there is
+    none. Where all replies of a round were as likely to be invited it is :class:`Equal`.
+    """
+
+    probabilities: ClassVar = Probabilities.NONE
+    uses_enrollment: ClassVar = False
+
+    def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,)."""
+        del state
+        prob = check_probability(replies.invite_prob, "invite_prob")
+        raw = prob.min() / prob  # ones exactly where all are as likely
+        weights: FloatArray = raw / raw.mean()
+        return weights
+
+    def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
+        """Return d, (m,): enrollment is not in it."""
+        return self.weights(replies, state)
+
+    def largest(self, state: EnrollmentState) -> FloatArray:
+        """Return ones, (n,)."""
+        return np.ones(len(state.unit_ids))
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class InverseParticipation:
     r"""Participation corrected, enrollment not: :math:`d_i = 1/(N_{enr} \pi^{part}_i)` (W4)."""
 
@@ -795,6 +827,7 @@ class Regression:
 
 BASES: dict[str, Callable[[], Base]] = {
     "equal": Equal,
+    "invitation": InverseInvitation,
     "participation": InverseParticipation,
     "inclusion": InverseInclusion,
     "true-inclusion": TrueInclusion,
@@ -888,8 +921,8 @@ class Method:
         plain = self.base.probabilities is Probabilities.NONE
         if plain and not self.normalisation.self_normalised:
             raise InputError(
-                f"{self.name}: equal weights have no Horvitz–Thompson form. Use the normalisation "
-                "hajek."
+                f"{self.name}: base weights without reply probabilities, equal or by invitation, "
+                "have no Horvitz–Thompson form. Use the normalisation hajek."
             )
 
     def _check_adaptive(self) -> None:
@@ -921,6 +954,12 @@ class Method:
     def uses_enrollment(self) -> bool:
         """Whether it reads enrollment probabilities."""
         return self.base.uses_enrollment
+
+    @property
+    def weighs_enrollment(self) -> bool:
+        """Whether each enrolled client stands for others by a weight that is never negative."""
+        signed = self.calibration.distance is not None and not self.calibration.nonnegative
+        return (self.base.uses_enrollment or self.calibration.corrects_enrollment) and not signed
 
     def trimmed(self, times_mean: float | None) -> Method:
         """Return the method with weights cut at a multiple of a round's mean; itself if none."""
@@ -1018,9 +1057,7 @@ class Weighing:
     def _numbers(self, reliance: float) -> ClientNumbers:
         """Return how many clients are enrolled and how many they count as."""
         size, inside = self.state.enrolled_size, self.state.enrolled
-        standing = self.inverse_enrollment()
-        if self.learnt is not None:
-            standing = self.method.calibration.standing(self)
+        standing = self.standing()
         if standing is None:
             return ClientNumbers(size, size, size)
         ones, own = np.ones(int(size)), standing[inside]
@@ -1070,6 +1107,15 @@ class Weighing:
         out = np.zeros(len(prob))
         out[inside] = 1.0 / prob[inside]
         return out
+
+    def standing(self) -> FloatArray | None:
+        """Return what each client stands for, (n,), none if not known.
+
+        The inverse of enrollment, or what calibration as you go has learnt.
+        """
+        if self.learnt is not None:
+            return self.method.calibration.standing(self)
+        return self.inverse_enrollment()
 
     def influence(self) -> Influence:
         """Return how large a weight can be, as far as that is known before a round."""

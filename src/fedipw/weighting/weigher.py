@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
+import polars as pl
 
 from fedipw.errors import EmptyRoundError, InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_rows
 from fedipw.selection.enrollment import EnrollmentFit
 from fedipw.selection.participation import Source
-from fedipw.tables.columns import ID
+from fedipw.tables.columns import ID, INVITE_PROB
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.functions import effective_sample_size
 from fedipw.weighting.online import OnlineState
@@ -62,9 +63,14 @@ class EnrollmentState:
         return self.balances[kind]
 
     def replies(
-        self, index: int, rows: IntArray, participation_prob: FloatArray, source: Source
+        self,
+        index: int,
+        rows: IntArray,
+        participation_prob: FloatArray,
+        source: Source,
+        invite_prob: FloatArray | None = None,
     ) -> Replies:
-        """Return what is known of the clients in ``rows`` of the table."""
+        """Return what is known of the clients in ``rows`` of the table, all invited by default."""
         return Replies(
             index=index,
             unit_ids=self.unit_ids[rows],
@@ -73,6 +79,7 @@ class EnrollmentState:
             participation_prob=participation_prob,
             sample_counts=self.sample_counts[rows],
             source=source,
+            invite_prob=np.ones(len(rows)) if invite_prob is None else invite_prob,
         )
 
 
@@ -87,6 +94,7 @@ class Replies:
     participation_prob: FloatArray  # (m,)
     sample_counts: IntArray  # (m,)
     source: Source  # where the participation probabilities came from
+    invite_prob: FloatArray  # (m,) the server's own, 1 where it is not known
 
     def __post_init__(self) -> None:
         rows = {
@@ -95,6 +103,7 @@ class Replies:
             len(self.enrollment_prob),
             len(self.participation_prob),
             len(self.sample_counts),
+            len(self.invite_prob),
         }
         if len(rows) != 1:
             raise InputError(f"round {self.index}: fields disagree on rows: {sorted(rows)}")
@@ -179,6 +188,7 @@ class StagedEnrollment:
 
     def __init__(self, stage: EnrollmentStage, *methods: Method) -> None:
         self.stage = stage
+        self._last: tuple[BoolArray, EnrollmentState] | None = None
         self._needs = [method.needs for method in methods]
         for needs in self._needs:
             stage.require(needs)
@@ -189,7 +199,12 @@ class StagedEnrollment:
         return self.stage.members.size
 
     def at(self, present: BoolArray) -> EnrollmentState:
-        """Return enrollment when these members are enrolled."""
+        """Return enrollment when these members are enrolled; the last one asked for is kept."""
+        if self._last is None or not np.array_equal(present, self._last[0]):
+            self._last = present.copy(), self._found(present)
+        return self._last[1]
+
+    def _found(self, present: BoolArray) -> EnrollmentState:
         members = self.stage.members
         if any(needs.everyone for needs in self._needs):  # enrollment is no stage of its own
             everybody = np.ones(members.size, dtype=np.bool_)
@@ -323,6 +338,14 @@ class Weigher:
         }
         self.enrollments += 1
 
+    def weighing_at(self, name: str, present: BoolArray) -> Weighing:
+        """Return a method as it will be in a round with these clients enrolled, (n,)."""
+        if self._present is not None and np.array_equal(present, self._present):
+            return self.weighings[name]
+        before = self.weighings.get(name)
+        learnt = self._learnt.get(name) if before is None else before.learnt
+        return self.methods[name].at(self.enrollment.at(present), learnt)
+
     def weigh(
         self, replied: BoolArray, reliance: Mapping[str, float] | None = None
     ) -> dict[str, RoundWeights]:
@@ -345,10 +368,11 @@ class Weigher:
         state, rows = self.enrolled, opened.rows[replied]
         prob, known, source = self.participation.prob(replied)
         known = known & state.enrolled[rows]  # in the enrollment stage too
+        invited = _invite_prob(opened)[replied]
         if not known.all():
             self.left_out += int((~known).sum())
-            prob, rows = prob[known], rows[known]
-        replies = self._replies = state.replies(opened.index, rows, prob, source)
+            prob, rows, invited = prob[known], rows[known], invited[known]
+        replies = self._replies = state.replies(opened.index, rows, prob, source, invited)
         relied = reliance or {}
         return {
             name: weighing.weighed(replies, relied.get(name, 1.0))
@@ -367,7 +391,8 @@ class Weigher:
     def everyone(self, round_: Round) -> Replies:
         """Return clients of a round as if all had replied; simulations use it for limits."""
         prob = self.participation.predicted(round_)
-        return self.enrolled.replies(round_.index, round_.rows, prob, Source.NONE)
+        invited = _invite_prob(round_)
+        return self.enrolled.replies(round_.index, round_.rows, prob, Source.NONE, invited)
 
     def _opened(self) -> Round:
         if self._open is None:
@@ -385,3 +410,10 @@ class Weigher:
         """Put a saved state back, before the first round."""
         self._learnt = {n: OnlineState.of(saved) for n, saved in state.get(LEARNT, {}).items()}
         self.participation.restore(state)
+
+
+def _invite_prob(round_: Round) -> FloatArray:
+    """Return the server's probability of inviting each client of a round, 1 if it says nothing."""
+    if INVITE_PROB not in round_.table.columns:
+        return np.ones(len(round_.rows))
+    return round_.table[INVITE_PROB].cast(pl.Float64).to_numpy()

@@ -17,14 +17,17 @@ from fedipw.lab.engine.local import LocalWork, LogisticTrainer, RoundWork, Train
 from fedipw.lab.engine.server import PlainStep, ServerStep, State
 from fedipw.lab.theory.limit import LimitWeights
 from fedipw.numerics.checks import check_positive, check_rows
+from fedipw.tables.columns import INVITE_PROB, INVITED
 from fedipw.tables.ledger import Round
 from fedipw.weighting.weigher import RoundWeights
 
 if TYPE_CHECKING:
     from fedipw.lab.clients import ArrayClients
+    from fedipw.lab.invitations import RoundInvitations
     from fedipw.lab.mechanisms import ParticipationProcess, RoundDraw
     from fedipw.numerics import FloatArray, IntArray
     from fedipw.tables.population import Population
+    from fedipw.weighting.invitations import Invited
     from fedipw.weighting.weigher import Weigher
 
 _SKIPPED: Mapping[str, Any] = {  # what a method's round without replies is recorded as
@@ -47,6 +50,7 @@ class Federation:
     clients: ClientData | ArrayClients
     participation: ParticipationProcess
     enrollment_prob: FloatArray | None = None  # (N,) true, where known
+    invitations: RoundInvitations | None = None  # all enrolled are asked if none
 
     def __post_init__(self) -> None:
         if self.population.listed != self.clients.size:
@@ -147,6 +151,7 @@ class Simulation:
         self._server: ServerStep = training.optimizer or PlainStep(training.server_step)
         self._moments: dict[str, State] = {name: {} for name in self._methods}
         self._limits_from = limits_from
+        self._drawn: tuple[int, Invited | None] | None = None  # invitations of the last round
         self.limits = self._new_limits()  # by method, where asked for
 
     @property
@@ -184,7 +189,10 @@ class Simulation:
 
     def _round(self) -> None:
         draw = self.federation.participation.advance()
+        invited = self.invited(draw.index)
         replied = draw.replied[self._rows]
+        if invited is not None:
+            replied = replied & invited.flags[self._rows]
         key = int(self._rng.integers(2**63))
         coming = self.known(draw, self._rows)
         given: dict[str, RoundWeights] = {}
@@ -213,12 +221,24 @@ class Simulation:
         """Return what is known of some clients before a round's replies."""
         prob, names = draw.participation_prob, self.federation.participation.columns
         columns = [pl.Series(name, draw.covariates[rows, j]) for j, name in enumerate(names)]
+        invited = self.invited(draw.index)
+        if invited is not None:
+            columns.append(pl.Series(INVITED, invited.flags[rows]))
+            columns.append(pl.Series(INVITE_PROB, invited.prob[rows]))
+            prob = None if prob is None else prob * invited.prob
         return Round(
             index=draw.index,
             rows=rows,
             table=columns[0].to_frame().hstack(columns[1:]) if columns else pl.DataFrame(),
             participation_prob=None if prob is None else prob[rows],
         )
+
+    def invited(self, index: int) -> Invited | None:
+        """Return the invitations of a round, by client of the population; none if all are asked."""
+        if self._drawn is None or self._drawn[0] != index:
+            of = self.federation.invitations
+            self._drawn = index, None if of is None else of.drawn(index)
+        return self._drawn[1]
 
     def _task(self, who: IntArray, theta: FloatArray, key: int) -> RoundWork:
         own = self.training.steps
@@ -253,6 +273,8 @@ class Simulation:
             work = self._relative_work(composition)
             if composition.memory_weights is None:
                 weighing, prob = weigher.weighings[composition.weights], draw.participation_prob
+                invited = self.invited(draw.index)
+                prob = prob if invited is None else prob * invited.prob
                 limit.add(weighing, units, prob, work=work)
             elif limit.rounds == 0:  # memory averages participation out, the same in every round
                 of, ones = composition.memory_weights, np.ones(len(draw.replied))
