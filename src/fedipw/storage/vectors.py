@@ -61,7 +61,7 @@ class VectorStore:
     @property
     def bytes_each(self) -> int:
         """Size of a client's file."""
-        return len(self._head) + self.size * self.dtype.itemsize
+        return len(self._head) + self.size * int(self.dtype.itemsize)
 
     @property
     def bytes_of_sum(self) -> int:
@@ -173,7 +173,7 @@ def _write(path: Path, head: bytes, piece: slice, values: NDArray[Any]) -> None:
     def work(descriptor: int) -> None:
         if piece.start == 0:
             _put_all(descriptor, memoryview(head), 0)
-        rest = memoryview(np.ascontiguousarray(values)).cast("B")
+        rest = np.ascontiguousarray(values).view(np.uint8).data
         _put_all(descriptor, rest, len(head) + piece.start * values.itemsize)
 
     _opened(path, os.O_WRONLY, work, "Free space on its disk and start again.")
@@ -189,7 +189,7 @@ def _read(path: Path, head: bytes, dtype: np.dtype[Any], piece: slice) -> NDArra
     out = np.empty(piece.stop - piece.start, dtype=dtype)
 
     def work(descriptor: int) -> None:
-        rest, place = memoryview(out).cast("B"), len(head) + piece.start * dtype.itemsize
+        rest, place = out.view(np.uint8).data, len(head) + piece.start * dtype.itemsize
         while rest:
             done = os.preadv(descriptor, [rest], place)
             if done == 0:
