@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, BinaryIO, Protocol, final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -34,11 +35,11 @@ from fedipw.flower.client import (
 )
 from fedipw.flower.outcomes import RoundOutcomes, Values
 from fedipw.flower.screen import Screen, SentModel, array_view, arrays_of
-from fedipw.flower.weighted_sum import WeightedReply, packed_array
+from fedipw.flower.weighted_sum import FiledArray, WeightedReply, packed_array
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.threads import over_ranges
 from fedipw.selection.enrollment import EnrollmentStage
-from fedipw.storage.vectors import VectorStore
+from fedipw.storage.vectors import VectorStore, write_all
 from fedipw.tables.columns import ID
 from fedipw.weighting.pipeline import Method, Weighing
 from fedipw.weighting.weigher import RoundWeights, StagedEnrollment
@@ -86,16 +87,30 @@ class FlatModel:
             first = last
         return out
 
-    def put(self, arrays: Mapping[str, NDArray[Any]], where: slice, values: NDArray[Any]) -> None:
-        """Write some parameters into arrays of their own."""
+    def filed(self, sent: SentModel, file: BinaryIO) -> ArrayRecord:
+        """Return a model whose floating-point arrays lie in a file one after the other."""
+        out, places = ArrayRecord(), dict(zip(self.shapes, self._starts(sent), strict=True))
+        for name, array in sent.arrays.items():  # one by one: all at once they would be copied
+            out[name] = sent.record[name]
+            if name in places:
+                out[name] = FiledArray(file, places[name], array.dtype, array.shape)
+        return out
+
+    def write(self, sent: SentModel, file: BinaryIO, where: slice, values: FloatArray) -> None:
+        """Write some parameters to such a file, in the types of the model."""
         first = 0
-        for name, shape in self.shapes.items():
+        for (name, shape), place in zip(self.shapes.items(), self._starts(sent), strict=True):
             last = first + math.prod(shape)
             begin, end = max(first, where.start), min(last, where.stop)
             if begin < end:
-                flat = arrays[name].reshape(-1)
-                flat[begin - first : end - first] = values[begin - where.start : end - where.start]
+                dtype = sent.arrays[name].dtype
+                some = values[begin - where.start : end - where.start].astype(dtype)
+                write_all(file.fileno(), some, place + (begin - first) * dtype.itemsize)
             first = last
+
+    def _starts(self, sent: SentModel) -> list[int]:
+        sizes = [sent.arrays[n].nbytes for n in self.shapes]
+        return [0, *accumulate(sizes)][: len(sizes)]
 
     def pieces(self, start: int, stop: int) -> Iterator[slice]:
         """Yield the pieces from one number to another."""
@@ -492,8 +507,8 @@ class ClientMemory:
         found: RoundWeights,
         sent: SentModel,
         limit: float,
-    ) -> dict[str, NDArray[Any]] | None:
-        """Keep a round's replies, and return what is added to the model, by array.
+    ) -> ArrayRecord | None:
+        """Keep a round's replies, and return the model they are added to, none if it is as sent.
 
         ``replies`` are those of :meth:`weighted`, in the order of ``found``; ``limit`` is the norm
         that updates are clipped to.
@@ -506,11 +521,9 @@ class ClientMemory:
             for row, reply in zip(found.replies.rows, replies, strict=True)
         ]
         left = np.flatnonzero((known.latest > 0) & ~self._weights.weighing.state.enrolled)
-        added: dict[str, NDArray[Any]] = {}
-        if self._rule.shift(np.zeros(1), np.zeros(1), np.zeros(1)) is not None:
-            added = {k: np.empty(flat.shapes[k], dtype=sent.arrays[k].dtype) for k in flat.shapes}
         squares = np.zeros((len(mine), flat.count))
         with store.writing([reply.row for reply in mine], index) as (files, total):
+            moved = store.scratch()
 
             def work(start: int, stop: int) -> None:
                 for k, where in zip(range(start, stop), flat.pieces(start, stop), strict=True):
@@ -530,10 +543,9 @@ class ClientMemory:
                         squares[j, k] = np.square(new, dtype=np.float64).sum()
                         store.put(files[reply.row], where, new)
                     store.put_sum(total, where, after)
-                    if added:
-                        shift = self._rule.shift(before, after, taken)
-                        assert shift is not None
-                        flat.put(added, where, shift)
+                    shift = self._rule.shift(before, after, taken)
+                    if shift is not None:
+                        flat.write(sent, moved, where, model + shift)
 
             over_ranges(flat.count, work, work=float(flat.size * len(mine)))
         self._largest = max(
@@ -555,7 +567,7 @@ class ClientMemory:
             self._largest = max(self._largest, float(held.max(initial=0.0)))
         for reply, weighted in zip(mine, replies, strict=True):
             self._holders[reply.row] = weighted.message.metadata.src_node_id
-        return added or None
+        return None if self.controls else flat.filed(sent, moved)
 
     def _reply(self, row: int, reply: WeightedReply, sent: SentModel, omega: FloatArray) -> _Reply:
         flat, _ = self._opened()

@@ -28,7 +28,7 @@ from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round
 from fedipw.flower.privacy import GaussianNoise, NoisySums
 from fedipw.flower.roster import Attendance, Roster, VisibleGrid
 from fedipw.flower.screen import Screen, SentModel, array_view, screened
-from fedipw.flower.weighted_sum import WeightedReply, summed_replies, weight_key
+from fedipw.flower.weighted_sum import WeightedReply, moved_model, summed_replies, weight_key
 from fedipw.numerics.checks import check_positive
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
@@ -456,16 +456,18 @@ class FedIPW(Strategy):
 
         ``limit`` is the norm that updates are clipped to.
         """
-        largest, shift = max(abs(reply.weight) for reply in replies), None
+        largest, moved = max(abs(reply.weight) for reply in replies), None
         if self.noise is not None:
             assert self.screen.clip is not None
-            shift = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+            noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+            moved = moved_model(sent, noise)
         elif self.augmenter is not None:
-            shift = self.augmenter.correction(replies, found, self.rounds.live.weighing, sent)
+            weighing = self.rounds.live.weighing
+            moved = moved_model(sent, self.augmenter.correction(replies, found, weighing, sent))
         elif self.memory is not None:
             replies = self.memory.weighted(replies)
-            shift = self.memory.correction(index, replies, found, sent, limit)
-        messages = summed_replies(replies, self.key, sent, shift)
+            moved = self.memory.correction(index, replies, found, sent, limit)
+        messages = summed_replies(replies, self.key, sent, moved)
         arrays, metrics = self.strategy.aggregate_train(index, messages)
         if arrays is not None:
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):

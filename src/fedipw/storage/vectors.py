@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 from numpy.lib import format as npy
@@ -136,6 +137,11 @@ class VectorStore:
         for path in paths:
             path.unlink(missing_ok=True)
 
+    def scratch(self) -> BinaryIO:
+        """Return a file without a name on the same disk, which is gone when it is closed."""
+        file: BinaryIO = tempfile.TemporaryFile(buffering=0, dir=self.directory)  # noqa: SIM115
+        return file
+
     def room(self) -> tuple[int, int]:
         """Return the bytes its files take, and those free on their disk."""
         taken = 0
@@ -172,14 +178,15 @@ def _opened(path: Path, flags: int, work: Callable[[int], Any], remedy: str) -> 
 def _write(path: Path, head: bytes, piece: slice, values: NDArray[Any]) -> None:
     def work(descriptor: int) -> None:
         if piece.start == 0:
-            _put_all(descriptor, memoryview(head), 0)
-        rest = np.ascontiguousarray(values).view(np.uint8).data
-        _put_all(descriptor, rest, len(head) + piece.start * values.itemsize)
+            write_all(descriptor, np.frombuffer(head, dtype=np.uint8), 0)
+        write_all(descriptor, values, len(head) + piece.start * values.itemsize)
 
     _opened(path, os.O_WRONLY, work, "Free space on its disk and start again.")
 
 
-def _put_all(descriptor: int, rest: memoryview, place: int) -> None:
+def write_all(descriptor: int, values: NDArray[Any], place: int) -> None:
+    """Write an array's numbers at a place of an open file."""
+    rest = np.ascontiguousarray(values).view(np.uint8).data
     while rest:
         done = os.pwrite(descriptor, rest, place)
         rest, place = rest[done:], place + done
