@@ -314,6 +314,7 @@ class ClientMemory:
         self._holders: dict[int, int] = {}  # nodes that have their client's control variate, by row
         self._controls: dict[int, tuple[float, bool, float]] = {}  # of the round's replies, by row
         self._largest = 0.0  # influence in the round
+        self._scratch: BinaryIO | None = None  # the model of the round that replies are added to
 
     @property
     def controls(self) -> bool:
@@ -523,7 +524,7 @@ class ClientMemory:
         left = np.flatnonzero((known.latest > 0) & ~self._weights.weighing.state.enrolled)
         squares = np.zeros((len(mine), flat.count))
         with store.writing([reply.row for reply in mine], index) as (files, total):
-            moved = store.scratch()
+            moved = self._scratch = store.scratch()
 
             def work(start: int, stop: int) -> None:
                 for k, where in zip(range(start, stop), flat.pieces(start, stop), strict=True):
@@ -616,6 +617,12 @@ class ClientMemory:
             "dtype": flat.dtype.str, "latest": known.latest, "norms": known.norms,
             "factors": known.factors, "omega": known.omega, "total": known.total,
         }  # fmt: skip
+
+    def release(self) -> None:
+        """Let go of the model that ``correction`` returned."""
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
 
     def close(self) -> None:
         """Remove what does not count any more, after the round is in the ledger."""

@@ -468,7 +468,11 @@ class FedIPW(Strategy):
             replies = self.memory.weighted(replies)
             moved = self.memory.correction(index, replies, found, sent, limit)
         messages = summed_replies(replies, self.key, sent, moved)
-        arrays, metrics = self.strategy.aggregate_train(index, messages)
+        try:
+            arrays, metrics = self.strategy.aggregate_train(index, messages)
+        finally:
+            if self.memory is not None:
+                self.memory.release()
         if arrays is not None:
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
                 raise DivergedError(self.config.plan.method.name, index, largest)
