@@ -44,7 +44,6 @@ TAIL_COPIES = 2  # float64 sums of a float32 model
 def watch(ours: FedIPW, plain: Strategy, clock: Clock, turn: Any) -> None:
     """Let a strategy time its rounds, and let another aggregate the same replies beside it."""
     assert ours.memory is not None
-    vars(ours.memory)  # it has no slots: its work can be timed
     memory = clock.timed(MEMORY, ours.memory.correction)
     ours.memory.correction = memory  # type: ignore[method-assign]
     strategies = {
