@@ -179,7 +179,7 @@ def test_enrollment_that_changes_keeps_the_mean_exact(tmp_path: Path) -> None:
     people = small.people.with_columns(enrolled_from=since, enrolled_until=until)
     people.write_parquet(small.where / "people.parquet")
     federation = Federation(small)
-    means = {}
+    means: dict[int, Any] = {}
 
     def spoilt(k: int, index: int, reply: Message) -> Message | None:
         del k
@@ -293,7 +293,8 @@ def test_the_helper_says_what_is_wrong(tmp_path: Path) -> None:
     small.trained(1, scheme="fedavg")
     assert "The server sent no control variates" in raised[0]
     raised.clear()
-    other = Small(tmp_path / "b") if (tmp_path / "b").mkdir() is None else small
+    (tmp_path / "b").mkdir()
+    other = Small(tmp_path / "b")
     other.behaviours = {0: train}
     other.trained(1, scheme=SCHEME)
     assert len(raised) == 3
