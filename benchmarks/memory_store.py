@@ -5,8 +5,9 @@ once and some twice: the same replies are aggregated by FedAvg alone and by FedI
 of ``efficient-hajek`` around FedAvg, in one process, in turns. FedIPW's time is whole, screening,
 weights, files, ledger and checkpoint included. Memory is the peak of the aggregation beyond the
 replies, with the sums of the last models' average, in copies of the model. The files take 20 GB of
-the directory for temporary files (TMPDIR) meanwhile. Results go to
-benchmarks/results/memory_store.json.
+the directory for temporary files (TMPDIR) meanwhile. How long the disk takes to write a round's
+files is measured beside it. Results go to benchmarks/results/memory_store.json, and the table of
+the documentation to docs/_static/memory-store.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "memory_store.json"
+TABLE = Path(__file__).parents[1] / "docs" / "_static" / "memory-store.md"
 SCHEME, AVERAGE, MEMORY = "efficient-hajek", 0.2, "memory"
+WRITTEN = "files_written_plainly"  # seconds of the disk alone
 TAIL_COPIES = 2  # float64 sums of a float32 model
 
 
@@ -62,6 +66,20 @@ def watch(ours: FedIPW, plain: Strategy, clock: Clock, turn: Any) -> None:
         return found[WHOLE]
 
     vars(ours)["aggregate_train"] = aggregate_train
+
+
+def plainly_written(size: Size, where: Path) -> float:
+    """Return the seconds in which as many files of that size are written and flushed in a row."""
+    vector = np.random.default_rng(3).standard_normal(size.parameters, dtype=np.float32)
+    began = time.perf_counter()
+    for k in range(size.replies):
+        with (where / f"plain-{k}").open("wb") as file:
+            file.write(vector.data)
+            os.fsync(file.fileno())
+    seconds = time.perf_counter() - began
+    for k in range(size.replies):
+        (where / f"plain-{k}").unlink()
+    return seconds
 
 
 def measured(size: Size) -> dict[str, Any]:
@@ -101,6 +119,7 @@ def measured(size: Size) -> dict[str, Any]:
         ours.memory.begin({"w": model}, {})
         told = ours.memory.line()
         ours.start(grid, start, num_rounds=size.rounds)
+        plain = plainly_written(size, Path(where))
         files = list((Path(where) / "checkpoint" / "memory").glob("*.npy"))
         disk = sum(path.stat().st_size for path in files)
         blocks = sum(path.stat().st_blocks * 512 for path in files)
@@ -126,6 +145,7 @@ def measured(size: Size) -> dict[str, Any]:
         },
         "seconds": {
             **{name: float(np.median(found)) for name, found in timed.items()},
+            WRITTEN: plain,
             "first_rounds": float(np.median([clock.seconds[WHOLE][r] for r in range(2, every)])),
         },
         "ratio": float(np.median(timed[WHOLE] / timed[PLAIN])),
@@ -140,6 +160,26 @@ def measured(size: Size) -> dict[str, Any]:
             "wanted": 3.0,
         },
     }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return the page's table."""
+    seconds, memory, disk = found["seconds"], found["model_copies"], found["disk"]
+    of = f"{found['clients']:,} clients, {found['parameters']:,} float32 parameters"
+    beyond = f"{memory['beyond_fedavg']:.2f}, of them {TAIL_COPIES} for the average of the models"
+    files = f"{disk['bytes'] / 1e9:.2f} GB; told before: up to {disk['told_bytes'] / 1e9:.2f} GB"
+    whole = f"{seconds['fedipw']:.1f}, of them {seconds['memory']:.1f} for the memory"
+    rows = {
+        "replies in a round": f"{found['replies']:,} of {of}",
+        "memory beyond FedAvg's on the same replies, in models": beyond,
+        "files of all clients": files,
+        "seconds of a round": f"{whole}; FedAvg alone {seconds['fedavg']:.1f}",
+        "seconds in which this disk writes a round's files": f"{seconds[WRITTEN]:.1f}",
+    }
+    lines = ["| `python -m benchmarks.memory_store` | |", "|---|---|"]
+    lines += [f"| {what} | {value} |" for what, value in rows.items()]
+    note = f"Medians over rounds; {found['threads']} cores, load {found['load']:.1f} meanwhile."
+    return "\n".join([*lines, "", note]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -158,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = measured(size)
     print(json.dumps(found, indent=1))
     chosen.out.parent.mkdir(exist_ok=True)
+    if chosen.out == RESULT:
+        TABLE.write_text(table(found), encoding="utf-8")
     chosen.out.write_text(json.dumps({**environment(), **found}, indent=1) + "\n", encoding="utf-8")
 
 

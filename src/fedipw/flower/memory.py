@@ -411,7 +411,7 @@ class ClientMemory:
     def invite(self, index: int, messages: Sequence[Message], rows: Sequence[int]) -> None:
         """Add control variates to a round's invitations, to the clients ``rows``."""
         flat, store = self._opened()
-        if not self.controls:
+        if not (self.controls and messages):
             return
         shared = flat.record(self._sum)
         self._sent = {name: array_view(array) for name, array in shared.items()}

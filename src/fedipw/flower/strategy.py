@@ -71,7 +71,9 @@ class FedIPW(Strategy):
         The covariates to ask for, where the formula does not name them all.
     scheme
         The method; by default ``augmented`` for a population table, ``augmented-online`` for
-        totals; with noise ``fedipw-hajek`` and ``calibrated-entropy-hajek``.
+        totals; with noise ``fedipw-hajek`` and ``calibrated-entropy-hajek``. ``efficient-hajek``,
+        ``mifa+efficient`` and others with a memory keep a vector of each client on disk;
+        ``scaffold+efficient`` needs :class:`fedipw.flower.ControlVariate` in the clients.
     trim
         Cut weights at this multiple of a round's mean.
     screen
