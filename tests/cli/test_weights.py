@@ -385,8 +385,8 @@ REFUSED: dict[str, tuple[Spoil, tuple[object, ...], tuple[str, ...]]] = {
     "an unknown scheme": (lambda _: None, ("--scheme", "fedpiw"), ("did you mean fedipw?",)),
     "a rule of training": (
         lambda _: None,
-        ("--scheme", "scaffold+fedipw"),
-        ("'scaffold+fedipw' is a way of training", "fedipw study", "calibrated-entropy"),
+        ("--scheme", "fednova+fedipw"),
+        ("'fednova+fedipw' is a way of training", "fedipw study", "calibrated-entropy"),
     ),
     "oracle": (lambda _: None, ("--scheme", "oracle"), ("needs true probabilities",)),
     "strict": (lambda _: None, ("--strict", "1.5"), ("--strict", "1.5")),

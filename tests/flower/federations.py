@@ -1,7 +1,7 @@
 """Federations of in-process clients: the lab's testbed, and a small one that does as it is told."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from inprocess import InProcessGrid
 
-from fedipw.flower import FedIPW, declined, describes
+from fedipw.flower import ControlVariate, FedIPW, declined, describes
 from fedipw.lab.engine import (
     Federation,
     LocalWork,
@@ -134,9 +134,17 @@ class LabFederation:
             if not self.draws[index - 1].replied[row]:
                 return declined(message, "busy")
             work = RoundWork(clients=np.array([row]), theta=theta(message), key=0)
+            control = None
+            if "fedipw-control" in message.content.array_records:
+                control = ControlVariate.of(message, context)
+                work = replace(work, corrections=control.corrections["theta"][None])
             update = LogisticTrainer(clients, LocalWork(), L2).updates(work)[0]
             metrics = {"num-examples": 20, "z2": z2[row]}
-            return answered(message, {"theta": theta(message) + update}, **metrics)
+            reply = answered(message, {"theta": theta(message) + update}, **metrics)
+            if control is None:
+                return reply
+            how = LocalWork()
+            return control.reply(reply, steps=how.steps, step_size=how.step_size)
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:

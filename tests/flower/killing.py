@@ -27,7 +27,12 @@ class Sometimes(FedAdam):
 
 
 def trained(
-    where: Path, rounds: int = ROUNDS, *, private: bool = False, held_in: int = 0
+    where: Path,
+    rounds: int = ROUNDS,
+    *,
+    private: bool = False,
+    held_in: int = 0,
+    scheme: str | None = None,
 ) -> FedIPW:
     """Train to the end, from wherever an earlier process got to; leave the model's numbers.
 
@@ -51,7 +56,7 @@ def trained(
             min_available_nodes=1,
         ),
         population=where / "people.parquet", participation="z2 + x", enrollment="z1 + z2",
-        availability="z2", ledger=where / "ledger", refit_every=3,
+        availability="z2", ledger=where / "ledger", refit_every=3, scheme=scheme,
         screen=Screen(clip=0.3) if private else None,
         noise=GaussianNoise(multiplier=0.1, delta=1e-5, seed=3) if private else None,
     )  # fmt: skip
@@ -79,7 +84,9 @@ def refused(where: Path, rounds: int) -> None:
         (where / "refused").write_text(str(error))
 
 
-def killed_at(where: Path, rename: int, after: bool, rounds: int) -> None:
+def killed_at(
+    where: Path, rename: int, after: bool, rounds: int, scheme: str | None = None
+) -> None:
     """Train, and be killed right before or after the n-th file gets its name, counted from 1."""
     count, replace = 0, Path.replace
 
@@ -94,5 +101,22 @@ def killed_at(where: Path, rename: int, after: bool, rounds: int) -> None:
         return made
 
     Path.replace = counted  # type: ignore[method-assign, assignment]
-    trained(where, rounds)
+    trained(where, rounds, scheme=scheme)
     (where / "renames").write_text(str(count))
+
+
+def killed_removing(where: Path, removal: int, rounds: int, scheme: str) -> None:
+    """Train, and be killed right before the n-th file of a client's vector is removed."""
+    count, unlink = 0, Path.unlink
+
+    def counted(self: Path, missing_ok: bool = False) -> None:
+        nonlocal count
+        if self.suffix == ".npy":
+            count += 1
+            if count == removal:
+                os.kill(os.getpid(), signal.SIGKILL)
+        unlink(self, missing_ok=missing_ok)
+
+    Path.unlink = counted  # type: ignore[method-assign]
+    trained(where, rounds, scheme=scheme)
+    (where / "removals").write_text(str(count))

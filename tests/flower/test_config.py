@@ -69,7 +69,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"population_size": 50}, "population_size= goes with targets="),
     "no table": ({"population": "nowhere.parquet"}, "nowhere.parquet"),
     "scheme": ({"scheme": "fedpiw"}, "did you mean fedipw"),
-    "memory": ({"scheme": "mifa+fedipw"}, "'mifa.fedipw' is a way of training"),
+    "rule": ({"scheme": "fednova+fedipw"}, "'fednova.fedipw' is a way of training"),
     "oracle": ({"scheme": "oracle"}, "needs true probabilities"),
     "collapsed": ({"scheme": "collapsed"}, "cannot be live"),
     "column": ({"enrollment": "hight"}, "'hight' names no column"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks import memory_store
 from benchmarks.augmented import Size, measured
 from benchmarks.network import METHODS, World, run, summary
 
@@ -30,6 +31,18 @@ def test_time_and_memory_of_a_regression() -> None:
     assert found["moments"] == 10
     assert found["ratio"] > found["ratio_without_checkpoint"] > 0.0
     assert found["seconds"]["fedipw"] > found["seconds"]["regression"] > 0.0
+
+
+def test_time_memory_and_disk_of_a_memory_of_clients() -> None:
+    """Beside pieces of vectors and small objects of each reply, no more than the models' sums."""
+    size = Size(parameters=1_000_000, replies=10, rounds=8, enrolled=30, population=100)
+    found = memory_store.measured(size)
+    assert found["disk"]["clients"] == 30
+    assert found["disk"]["bytes"] == 30 * (4_000_000 + 128) + 8_000_000 + 128
+    assert found["disk"]["bytes"] <= found["disk"]["told_bytes"]
+    assert "30 clients x 4.0 MB = up to 136.0 MB" in found["told"]
+    assert 2.0 < found["model_copies"]["beyond_fedavg"] <= found["model_copies"]["wanted"]
+    assert "10 of 30 clients" in memory_store.table(found)
 
 
 @pytest.mark.parametrize("shift", [0, 1])  # bytes by which replies are not aligned

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from flower.federations import LabFederation
-from flower.killing import ROUNDS, SIZE, killed_at, refused, trained
+from flower.killing import ROUNDS, SIZE, killed_at, killed_removing, refused, trained
 
 KILLS = 10
 _PROCESSES = mp.get_context("forkserver")  # each child is a process that has imported all it needs
@@ -112,6 +112,65 @@ def test_no_file_is_a_bad_moment_to_be_killed_at(tmp_path: Path) -> None:
         assert run.exitcode == -signal.SIGKILL
         finished(trained, where, rounds)
         same(where, reference)
+
+
+MEMORY = ("efficient-hajek", "mifa+efficient", "scaffold+efficient")
+
+
+def store(where: Path) -> dict[str, bytes]:
+    """Return what the memory of clients holds."""
+    folder = where / "ledger" / "checkpoint" / "memory"
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("scheme", MEMORY)
+def test_a_memory_of_clients_survives_a_kill_at_any_moment(tmp_path: Path, scheme: str) -> None:
+    """Moments within a round, before files get their names, after the last, and while removing.
+
+    A process that is started again has none of the clients' contexts.
+    """
+    rounds, rng, whole = 3, np.random.default_rng(7), tmp_path / "whole"
+
+    def prepared(name: str) -> Path:
+        where = tmp_path / name
+        where.mkdir()
+        LabFederation(size=SIZE, rounds=ROUNDS).put(where)
+        return where
+
+    def ends_like_the_whole(where: Path) -> None:
+        finished(trained, where, rounds, scheme=scheme)
+        same(where, whole)
+        assert store(where) == store(whole)
+
+    finished(killed_at, prepared("whole"), 0, False, rounds, scheme)
+    renames = int((whole / "renames").read_text())
+    clients = len(store(whole))
+    assert renames > 7 * rounds + clients
+    moments = sorted({1, renames, *rng.integers(2, renames, 5).tolist()})
+    for rename in moments:
+        where = prepared(f"rename {rename}")
+        run = process(killed_at, where, rename, bool(rename == renames), rounds, scheme)
+        run.join(120)
+        assert run.exitcode == -signal.SIGKILL
+        ends_like_the_whole(where)
+    finished(killed_removing, prepared("removing"), 0, rounds, scheme)
+    removals = int((tmp_path / "removing" / "removals").read_text())
+    assert removals > rounds
+    for removal in (1, removals):
+        where = prepared(f"removal {removal}")
+        run = process(killed_removing, where, removal, rounds, scheme)
+        run.join(120)
+        assert run.exitcode == -signal.SIGKILL
+        ends_like_the_whole(where)
+    for k in range(3):
+        where = prepared(f"moment {k}")
+        run = process(trained, where, rounds, scheme=scheme)
+        while not (where / "ledger" / "round-000001.parquet").exists() and run.is_alive():
+            time.sleep(0.002)
+        run.join(float(rng.uniform(0.0, 0.1)))
+        run.kill()
+        run.join()
+        ends_like_the_whole(where)
 
 
 def test_noise_and_what_it_spent_go_on_too(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The same population, draws and seeds give the same numbers on Flower as in process."""
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,18 @@ STEPS: dict[str, tuple[Callable[[], Strategy], ServerStep]] = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("scheme", ["fedipw", "fedipw-hajek", "augmented", "augmented-online"])
-def test_flower_gives_the_engines_model(tmp_path: Path, name: str, scheme: str) -> None:
+SUMS = ("fedipw", "fedipw-hajek", "augmented", "augmented-online")
+MEMORY = (
+    "efficient", "efficient-hajek", "fedvarp+fedipw", "fedvarp+fedipw-hajek", "mifa+efficient",
+    "mifa+fedipw-hajek", "mifa", "scaffold+efficient", "scaffold+fedipw-hajek",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [*product(SUMS, STEPS), *product(MEMORY, ("FedAvg", "FedAdam")), ("efficient", "FedAvgM")],
+)
+def test_flower_gives_the_engines_model(tmp_path: Path, scheme: str, name: str) -> None:
     world = LabFederation(size=200, rounds=8, methods=(scheme,))
     inner, step = STEPS[name]
     wrapped = FedIPW(

@@ -7,11 +7,12 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.lab.recipes import RULES as LAB_RULES
+from fedipw.lab.recipes import recipe_named
 from fedipw.selection.participation import Source
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.functions import trimmed
 from fedipw.weighting.methods import CHOICES, METHODS, RULES, method_named
-from fedipw.weighting.pipeline import Trim, Weighing
+from fedipw.weighting.pipeline import MEMORIES, Trim, Weighing
 from fedipw.weighting.replay import Plan
 from fedipw.weighting.weigher import EnrollmentState, Replies
 
@@ -307,6 +308,61 @@ def test_senseless_combinations_are_refused_with_the_reason(text: str) -> None:
 
 def test_names_of_training_rules_are_known_as_such() -> None:
     assert set(RULES) == set(LAB_RULES)
-    for name in ("scaffold", "mifa+fedipw"):
+    for name in ("fedprox", "fedau+fedipw", "fedadam+mifa+fedipw"):
         with pytest.raises(InputError, match="is a way of training"):
             method_named(name)
+
+
+@pytest.mark.parametrize("rule", MEMORIES)
+def test_a_published_memory_is_the_augmentation_of_a_method(rule: str) -> None:
+    """The weights are those of the method; named alone, every enrolled client counts alike."""
+    given = replies(20)
+    for name in ("efficient", "efficient-hajek", "fedipw", "fedavg", "fedipw, guard=trim(5)"):
+        plain = method_named(name)
+        for text in (f"{rule}+{name}", f" {rule} + {name}"):
+            method = method_named(text)
+            assert method.augmentation == MEMORIES[rule]
+            assert {k: getattr(method, k) for k in list(CHOICES)[:4]} == {
+                k: getattr(plain, k) for k in list(CHOICES)[:4]
+            }
+            found, expected = (m.at(STATE).weighed(given).weights for m in (method, plain))
+            np.testing.assert_array_equal(found, expected)
+        assert recipe_named(f"{rule}+{name}").memory == rule
+    assert method_named(rule) == method_named(f"{rule}+fedavg")
+    assert recipe_named(rule).augmentation == method_named(rule).augmentation
+
+
+def test_one_name_is_one_augmentation_on_a_server_and_in_the_lab() -> None:
+    assert method_named("fedvarp+efficient-hajek") is METHODS["efficient-hajek"]
+    assert method_named("fedvarp+efficient, augmentation=none") == METHODS["efficient"]
+    for text, rule in (
+        ("efficient", "fedvarp"),
+        ("mifa+efficient", "mifa"),
+        ("fedipw, augmentation=control-variates", "scaffold"),
+        ("efficient, augmentation=latest-updates", "mifa"),
+        ("efficient, augmentation=none", None),
+        ("augmented", None),
+    ):
+        recipe, method = recipe_named(text), method_named(text)
+        assert recipe.memory == rule == (method.augmentation.memory or None)
+        assert recipe.weighs_replies == method.augmentation.weighs_replies
+
+
+def test_memories_that_do_not_go_together_are_refused() -> None:
+    for text, why in (
+        ("mifa+scaffold", "mifa and scaffold are both memories; keep one"),
+        ("mifa+augmented", "mifa and the regression of augmented both decide"),
+        ("scaffold+", "No method ''"),
+        ("scaffold+fedpiw", "did you mean fedipw"),
+    ):
+        with pytest.raises(InputError, match=why):
+            method_named(text)
+
+
+def test_replies_of_a_memory_without_reply_weights_count_alike() -> None:
+    given = replies(18)
+    for name in ("mifa+efficient", "scaffold+fedipw"):
+        found = method_named(name).of_replies().at(STATE).weighed(given)
+        np.testing.assert_allclose(found.weights, 1.0 / 18.0, rtol=1e-15)
+        assert method_named(name).of_replies().name == name
+    assert method_named("efficient").of_replies() is METHODS["efficient"]

@@ -61,12 +61,12 @@ class TailAverage:
         return out
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return what a resumed run needs, to be saved before the next round: sums are its own."""
         return {
             "count": self.count,
             "names": list(self._sums),
             "kinds": list(self._kinds.values()),
-            "sums": [total.copy() for total in self._sums.values()],
+            "sums": list(self._sums.values()),
         }
 
     @classmethod

@@ -8,16 +8,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedipw.flower.client import declined, describes
+    from fedipw.flower.client import ControlVariate, declined, describes
     from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
     from fedipw.flower.screen import Screen
     from fedipw.flower.strategy import FedIPW
     from fedipw.weighting.invitations import Invitations
 
-__all__ = ["FedIPW", "GaussianNoise", "Invitations", "Outcome", "Screen", "declined", "describes"]
+__all__ = [
+    "ControlVariate", "FedIPW", "GaussianNoise", "Invitations", "Outcome", "Screen", "declined",
+    "describes",
+]  # fmt: skip
 
 _HOMES = {
+    "ControlVariate": "client",
     "FedIPW": "strategy",
     "GaussianNoise": "privacy",
     "Invitations": "invitations",

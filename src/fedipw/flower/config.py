@@ -74,7 +74,16 @@ class RunConfig:
         evaluation = replace(plan, method=plan.method.unguarded())
         if settings.method is None:
             evaluation = settings.plan(who)
+        if settings.trim is not None and not plan.method.augmentation.weighs_replies:
+            raise InputError(
+                f"trim cuts the weights of replies, and {plan.method.name} has none: leave it out."
+            )
         return cls(stage=stage, plan=plan, evaluation=evaluation, columns=columns, settings=shared)
+
+    @property
+    def replies(self) -> Plan:
+        """How a round's replies are weighed: plainly where a memory alone carries weights."""
+        return replace(self.plan, method=self.plan.method.of_replies())
 
     def asked(self, ledger: Ledger) -> dict[str, pl.DataType | None]:
         """Return the covariates clients are asked for, with types known from earlier rounds."""
@@ -111,7 +120,7 @@ class RunConfig:
         else:
             bound = f"no client moves the aggregate by more than {clip:g} x max w"
         everybody = np.ones(self.stage.members.size, dtype=np.bool_)
-        method, members = self.plan.method, self.stage.members
+        method, members = self.replies.method, self.stage.members
         found = method.at(StagedEnrollment(self.stage, method).at(everybody)).influence()
         later = "each round's metrics hold its bound as fedipw-influence"
         changes = members.changes and found.factor is not None

@@ -16,7 +16,7 @@ from fedipw.errors import InputError
 from fedipw.flower.client import DECLINED_CODE
 from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.roster import Attendance
-from fedipw.numerics import BoolArray, FloatArray
+from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, OPENED_AT
@@ -146,6 +146,11 @@ class Rounds:
     def closed(self) -> int:
         """Number of closed rounds."""
         return self.live.rounds
+
+    @property
+    def rows(self) -> IntArray:
+        """Rows of the open round's clients among the members, by place."""
+        return self._rows
 
     @property
     def ids(self) -> pl.Series:

@@ -22,7 +22,7 @@ from fedipw.numerics.threads import over_ranges
 from fedipw.weighting.weigher import RoundWeights
 
 MEDIAN_OF = 3  # replies in a round before updates are compared with their median
-_STYPE = "numpy.ndarray"
+STYPE = "numpy.ndarray"  # how arrays are serialised
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _Names = tuple[Any, ...]
 
@@ -93,7 +93,7 @@ class Layout:
     @classmethod
     def of(cls, array: Array) -> Self:
         """Return the layout of an array; ValueError for bytes that are not an array."""
-        if array.stype != _STYPE:
+        if array.stype != STYPE:
             raise ValueError(f"serialised as {array.stype!r}")
         stream = BytesIO(array.data)
         try:
@@ -107,7 +107,7 @@ class Layout:
     def view(self, array: Array) -> NDArray[Any]:
         """Return an array's numbers without a copy, quickly if it has this layout."""
         own = self
-        if array.stype != _STYPE or not array.data.startswith(self.head):
+        if array.stype != STYPE or not array.data.startswith(self.head):
             own = type(self).of(array)
         flat = np.frombuffer(array.data, dtype=own.dtype, offset=len(own.head))
         return flat.reshape(own.shape, order=own.order)  # type: ignore[call-overload,no-any-return]

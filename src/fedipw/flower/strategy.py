@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging import getLogger
@@ -24,11 +24,12 @@ from fedipw.flower.evaluation import Evaluator
 from fedipw.flower.invitations import Inviter
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
 from fedipw.flower.limits import CovariateLimits
+from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.privacy import GaussianNoise, NoisySums
-from fedipw.flower.roster import Roster, VisibleGrid
+from fedipw.flower.roster import Attendance, Roster, VisibleGrid
 from fedipw.flower.screen import Screen, SentModel, array_view, screened
-from fedipw.flower.weighted_sum import WeightedReply, summed_replies, weight_key
+from fedipw.flower.weighted_sum import WeightedReply, moved_model, summed_replies, weight_key
 from fedipw.numerics.checks import check_positive
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
@@ -72,7 +73,9 @@ class FedIPW(Strategy):
         The covariates to ask for, where the formula does not name them all.
     scheme
         The method; by default ``augmented`` for a population table, ``augmented-online`` for
-        totals; with noise ``fedipw-hajek`` and ``calibrated-entropy-hajek``.
+        totals; with noise ``fedipw-hajek`` and ``calibrated-entropy-hajek``. ``efficient-hajek``,
+        ``mifa+efficient`` and others with a memory keep a vector of each client on disk;
+        ``scaffold+efficient`` needs :class:`fedipw.flower.ControlVariate` in the clients.
     trim
         Cut weights at this multiple of a round's mean.
     screen
@@ -186,8 +189,9 @@ class FedIPW(Strategy):
                 "guarantee does not cover: with noise use a method without a regression, such as "
                 "fedipw-hajek."
             )
+        self.memory = self._remembered(noise)
         limits = CovariateLimits(members, self.config.columns, winsorise)
-        self.rounds = Rounds(self.config.stage, rounds, self.config.plan, limits)
+        self.rounds = Rounds(self.config.stage, rounds, self.config.replies, limits)
         self.roster = Roster(
             members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
         )
@@ -207,6 +211,20 @@ class FedIPW(Strategy):
         self._sent: SentModel | None = None
         self._ttl: float | None = None
 
+    def _remembered(self, noise: GaussianNoise | None) -> ClientMemory | None:
+        """Return the memory of a method that has one."""
+        method = self.config.plan.method
+        if not method.augmentation.memory:
+            return None
+        if noise is not None:
+            raise InputError(
+                f"{method.name} keeps each client's vector and adds it to every later round, which "
+                "the noise of this guarantee does not cover: with noise use a method without a "
+                "memory, such as fedipw-hajek."
+            )
+        folder = self._directory / "checkpoint" / FOLDER
+        return ClientMemory(method, self.config.stage, folder)
+
     def summary(self) -> None:
         """Log the settings, the bound on a client's influence among them."""
         lines = [
@@ -216,6 +234,9 @@ class FedIPW(Strategy):
         ]
         if self.inviter is not None:
             lines += [self.inviter.line()]
+        if self.memory is not None:
+            lines += [self.memory.influence()]
+            lines += [self.memory.line()] if self.memory.begun else []
         if self.noise is not None:
             lines += [f"{self.noise.settings}; epsilon spent so far {self.noise.epsilon:.4g}"]
         for line in lines:
@@ -308,6 +329,7 @@ class FedIPW(Strategy):
         """Return the model after the last closed round, and all metrics so far."""
         result, done = Result(), self.rounds.closed
         if not done:
+            self._begin_memory(initial, {})
             return initial, result
         arrays, state = self.journal.load_model(done)
         if {k: v.shape for k, v in arrays.items()} != {k: v.shape for k, v in initial.items()}:
@@ -326,6 +348,7 @@ class FedIPW(Strategy):
             self.noise.restore(state["noise"])
         if self.augmenter is not None:
             self.augmenter.restore(state["augmentation"])
+        self._begin_memory(arrays, state.get("memory"))
         self._tail, self._tail_from = TailAverage.of(state["tail"]), int(state["tail"]["first"])
         for index in range(done + 1):
             _put(result.train_metrics_clientapp, index, self.journal.metrics(TRAINED, index))
@@ -333,6 +356,17 @@ class FedIPW(Strategy):
             _put(result.evaluate_metrics_serverapp, index, self.journal.metrics(SERVER, index))
         _LOG.info("FedIPW: %d rounds are done; going on from %s", done, self.journal.directory)
         return arrays, result
+
+    def _begin_memory(self, model: ArrayRecord, state: Mapping[str, Any] | None) -> None:
+        """Let the memory take up the model, and what was saved with it."""
+        if self.memory is None:
+            return
+        if state is None:
+            raise InputError(
+                f"The rounds in {self._directory} were trained without the memory of "
+                f"{self.config.plan.method.name}: go on as before, or begin with an empty ledger."
+            )
+        self.memory.begin({name: array_view(array) for name, array in model.items()}, state)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -364,7 +398,22 @@ class FedIPW(Strategy):
             messages, prob = self.inviter.directed(server_round, attendance, messages)
         self._limit_life(messages)
         self.rounds.open(attendance, messages, prob)
+        if self.memory is not None:
+            self._open_memory(server_round, arrays, attendance, messages)
         return messages
+
+    def _open_memory(
+        self, index: int, model: ArrayRecord, attendance: Attendance, messages: Sequence[Message]
+    ) -> None:
+        """Let the memory take enrollment as it is, and add to invitations what clients need."""
+        assert self.memory is not None
+        if not self.memory.begun:  # another loop than start, and the first round
+            self._begin_memory(model, {})
+        if attendance.present.any():
+            self.memory.open(self.rounds.live.weighing, attendance.present)
+            row_of = dict(zip(attendance.nodes, attendance.rows.tolist(), strict=True))
+            rows = [row_of[message.metadata.dst_node_id] for message in messages]
+            self.memory.invite(index, messages, rows)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -374,10 +423,12 @@ class FedIPW(Strategy):
             raise InputError(f"Round {server_round} was not opened: call configure_train first.")
         sent, outcomes = self._sent, RoundOutcomes.of(self.rounds.invited, replies)
         screening = screened(outcomes, sent, self.screen)
+        if self.memory is not None:
+            self.memory.screened(outcomes, self.rounds.rows, sent, self.screen)
         reliance = 1.0 if self.augmenter is None else self.augmenter.reliance
         found, weights = self.rounds.weights(outcomes, reliance)
         arrays, metrics = None, MetricRecord()
-        if found is not None and found.weights.any():
+        if found is not None and (found.weights.any() or self.memory is not None):
             weighted = [
                 WeightedReply(
                     outcomes.replies[place],
@@ -387,7 +438,7 @@ class FedIPW(Strategy):
                 )
                 for place, weight in weights.items()
             ]
-            arrays, own = self._stepped(server_round, weighted, found, sent)
+            arrays, own = self._stepped(server_round, weighted, found, sent, screening.limit)
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
         add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
@@ -395,6 +446,8 @@ class FedIPW(Strategy):
         add_metrics(metrics, {"winsorised": self.rounds.winsorised})
         if self.noise is not None:
             add_metrics(metrics, {"epsilon": self.noise.epsilon})
+        if self.memory is not None and found is not None:
+            add_metrics(metrics, self.memory.metrics(screening.limit))
         log_round("training", server_round, outcomes, found, self.rounds.ids)
         model = sent.record if arrays is None else arrays
         noise = None if self.noise is None else self.noise.state()
@@ -405,26 +458,46 @@ class FedIPW(Strategy):
         state = {
             "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
         }  # fmt: skip
+        if self.memory is not None:
+            state["memory"] = self.memory.state()
         self.journal.save_model(server_round, model, state)
         self.journal.write(TRAINED, server_round, metrics)
         self.rounds.close(outcomes)
         self.journal.forget_models(server_round)
+        if self.memory is not None:
+            self.memory.close()
         self._sent = None
         return arrays, metrics
 
     def _stepped(
-        self, index: int, replies: Sequence[WeightedReply], found: RoundWeights, sent: SentModel
+        self,
+        index: int,
+        replies: Sequence[WeightedReply],
+        found: RoundWeights,
+        sent: SentModel,
+        limit: float,
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the wrapped strategy's model and metrics after the weighted sum (O8)."""
-        largest, shift = max(abs(reply.weight) for reply in replies), None
+        """Return the wrapped strategy's model and metrics after the weighted sum (O8).
+
+        ``limit`` is the norm that updates are clipped to.
+        """
+        largest, moved = max(abs(reply.weight) for reply in replies), None
         if self.noise is not None:
             assert self.screen.clip is not None
-            shift = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+            noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
+            moved = moved_model(sent, noise)
         elif self.augmenter is not None:
-            shift = self.augmenter.correction(replies, found, self.rounds.live.weighing, sent)
-        messages = summed_replies(replies, self.key, sent, shift)
-        del shift  # as large as the model, and in the messages now
-        arrays, metrics = self.strategy.aggregate_train(index, messages)
+            weighing = self.rounds.live.weighing
+            moved = moved_model(sent, self.augmenter.correction(replies, found, weighing, sent))
+        elif self.memory is not None:
+            replies = self.memory.weighted(replies)
+            moved = self.memory.correction(index, replies, found, sent, limit)
+        messages = summed_replies(replies, self.key, sent, moved)
+        try:
+            arrays, metrics = self.strategy.aggregate_train(index, messages)
+        finally:
+            if self.memory is not None:
+                self.memory.release()
         if arrays is not None:
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
                 raise DivergedError(self.config.plan.method.name, index, largest)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from io import BytesIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as known
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedipw.errors import InputError
-from fedipw.flower.screen import Layout, SentModel, arrays_of, metrics_of
+from fedipw.flower.screen import STYPE, Layout, SentModel, arrays_of, metrics_of
 from fedipw.numerics import FloatArray
 
 _RANKED = (
@@ -71,7 +74,7 @@ def summed_replies(
     replies: Sequence[WeightedReply],
     key: str,
     sent: SentModel,
-    shift: Mapping[str, NDArray[Any]] | None = None,
+    moved: ArrayRecord | None = None,
 ) -> list[Message]:
     r"""Return messages whose normalised mean is the weighted sum.
 
@@ -82,9 +85,9 @@ def summed_replies(
        - \Big(\sum_{i \in S} w_i c_i\Big) \theta
        = \theta + \sum_{i \in S} w_i c_i \Delta_i \qquad (O8)
 
-    before any step of the strategy's own, and no update is changed, clipped or not. ``shift``,
-    noise or the correction of a regression, is added to the first of the two. Their metrics keep
-    the averages of metrics those of the replies by w.
+    before any step of the strategy's own, and no update is changed, clipped or not. The first of
+    the two is ``moved`` where that is given: the model with noise, or with the correction of a
+    regression or a memory. Their metrics keep the averages of metrics those of the replies by w.
     """
     messages = weighted_replies(replies, key)
     for message in messages:
@@ -95,16 +98,39 @@ def summed_replies(
     names = next(iter(first.array_records)), next(iter(first.metric_records))
     weights = np.array([reply.weight for reply in replies])
     used = np.array([reply.weight * reply.factor for reply in replies])
-    moved = sent.record
-    if shift is not None:
-        moved = ArrayRecord({k: Array(v + shift[k] if k in shift else v)
-                             for k, v in sent.arrays.items()})  # fmt: skip
     records = [metrics_of(message.content) for message in messages]
-    for model, weight, by in ((moved, 1.0, weights), (sent.record, -float(used.sum()), used)):
+    first_model = sent.record if moved is None else moved
+    for model, weight, by in ((first_model, 1.0, weights), (sent.record, -float(used.sum()), used)):
         metrics = MetricRecord({**_means(records, by, key), key: weight})
         content = RecordDict({names[0]: model, names[1]: metrics})
         messages.append(Message(content, reply_to=messages[0]))
     return messages
+
+
+def moved_model(sent: SentModel, shift: MutableMapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return the model plus a shift, which is used up array by array: one copy at a time."""
+    out = {}
+    for name, model in sent.arrays.items():
+        if name in shift:
+            made = shift.pop(name)
+            made += model
+            out[name] = packed_array(made)
+            del made
+        else:
+            out[name] = sent.record[name]
+    return ArrayRecord(out)
+
+
+def packed_array(array: NDArray[Any]) -> Array:
+    """Return an array as Flower sends it, by one copy of its bytes; Flower's own makes two.
+
+    >>> packed_array(np.arange(3.0)).numpy()
+    array([0., 1., 2.])
+    """
+    made, stream = np.asarray(array, order="C"), BytesIO()
+    npy.write_array_header_1_0(stream, npy.header_data_from_array_1_0(made))
+    data = b"".join([stream.getvalue(), made.reshape(-1).view(np.uint8).data])
+    return Array(str(made.dtype), made.shape, STYPE, data)
 
 
 class QuickArray(Array):
@@ -126,6 +152,42 @@ class QuickArray(Array):
         """Return a writable copy of the array."""
         layout: Layout = self.__dict__["_layout"]
         return layout.view(self).copy(order="K")
+
+
+class FiledArray(Array):
+    """An array whose bytes lie in a file and are read whenever they are asked for.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     _ = file.write(np.array([1.0, 2.0, 3.0]).tobytes())
+    ...     file.flush()
+    ...     array = FiledArray(file, 8, np.dtype(np.float64), (2,))
+    ...     array.numpy(), Array(np.array([2.0, 3.0])).data == array.data
+    (array([2., 3.]), True)
+    """
+
+    def __init__(
+        self, file: BinaryIO, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self.dtype, self.shape, self.stype = str(dtype), shape, STYPE
+        self._file, self._offset, self._dtype = file, offset, dtype
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the array, read from the file."""
+        out = np.empty(self.shape, dtype=self._dtype)
+        rest, place = out.reshape(-1).view(np.uint8).data, self._offset
+        while rest:
+            done = os.preadv(self._file.fileno(), [rest], place)
+            if not done:
+                raise OSError("the file of an array ends too early")
+            rest, place = rest[done:], place + done
+        return out
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The array as Flower sends it, read from the file."""
+        found: bytes = packed_array(self.numpy()).data
+        return found
 
 
 def _means(metrics: Sequence[MetricRecord], weights: FloatArray, key: str) -> dict[str, Any]:

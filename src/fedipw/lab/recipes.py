@@ -9,10 +9,8 @@ from enum import Enum
 from types import MappingProxyType
 
 from fedipw.errors import InputError
-from fedipw.weighting.methods import METHODS, method_named
-from fedipw.weighting.pipeline import Method, Probabilities, Regression
-
-JOIN = "+"
+from fedipw.weighting.methods import JOIN, METHODS, PLAIN, method_named
+from fedipw.weighting.pipeline import MEMORIES, Augmentation, Method, Probabilities, Regression
 
 
 class Slot(Enum):
@@ -38,8 +36,6 @@ RULES: Mapping[str, Slot] = {
     "fedyogi": Slot.SERVER,
 }
 
-WITHOUT_REPLY_WEIGHTS = ("scaffold", "mifa")  # they combine by memory alone
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
@@ -50,9 +46,15 @@ class Recipe:
     method: Method
 
     @property
+    def augmentation(self) -> Augmentation:
+        """What is kept of updates: by the rule that remembers, else by the weighting itself."""
+        rule = self.rules.get(Slot.MEMORY)
+        return self.method.augmentation if rule is None else MEMORIES[rule]
+
+    @property
     def memory(self) -> str | None:
         """The rule that remembers updates, if any: ``efficient`` has FedVARP's by itself."""
-        return self.rules.get(Slot.MEMORY, "fedvarp" if self.method.augmentation.memory else None)
+        return self.augmentation.memory or None
 
     @property
     def regression(self) -> Regression | None:
@@ -62,7 +64,7 @@ class Recipe:
     @property
     def weighs_replies(self) -> bool:
         """Whether a round's replies get weights of their own; else memory alone decides."""
-        return self.memory not in WITHOUT_REPLY_WEIGHTS
+        return self.augmentation.weighs_replies
 
     @property
     def source(self) -> Probabilities:
@@ -115,7 +117,7 @@ def recipe_named(name: str) -> Recipe:
                     f"{other} and {part} both decide" if other != part else f"{part} twice decides"
                 )
                 raise InputError(f"{name}: {what} {RULES[part].value}; keep one.")
-    alone = "participation-only" if "fedau" in parts else "fedavg"
+    alone = "participation-only" if "fedau" in parts else PLAIN
     method = method_named(weightings[0] if weightings else alone)
     recipe = Recipe(name, MappingProxyType(rules), method)
     _check(recipe)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import polars as pl
 
+from fedipw.combining.memory import MemoryWeights
 from fedipw.combining.tail import tail_length
 from fedipw.errors import InputError
 from fedipw.lab.engine import (
     Composition,
     Federation,
     LocalWork,
-    MemoryWeights,
     Regressed,
     RuleSettings,
     Simulation,

@@ -12,7 +12,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -21,6 +22,7 @@ from typing import BinaryIO
 from fedipw.errors import InputError
 from fedipw.storage.lock import locked
 
+_FLUSHES = 8  # files flushed at a time: a disk writes their journal together
 _ABANDONED = 86_400.0  # seconds without a byte after which a temporary's writer must be gone
 
 
@@ -41,6 +43,21 @@ def written_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         _flush(temporary)
         _rename({temporary: place})
+
+
+@contextmanager
+def written_paths(paths: Iterable[Path]) -> Iterator[dict[Path, Path]]:
+    """Yield an empty file for each path; at the end all get their names, none if an error came.
+
+    None is renamed before all are on the disk; they are flushed side by side.
+    """
+    with ExitStack() as stack:
+        made = {path: stack.enter_context(_temporary(path)) for path in paths}
+        yield made
+        with ThreadPoolExecutor(_FLUSHES) as pool:
+            for _ in pool.map(_flush, made.values()):
+                pass
+        _rename({temporary: path for path, temporary in made.items()})
 
 
 @contextmanager

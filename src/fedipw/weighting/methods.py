@@ -14,12 +14,15 @@ from fedipw.weighting.pipeline import (
     BASES,
     CALIBRATIONS,
     GUARDS,
+    MEMORIES,
     NORMALISATIONS,
     Guards,
     Method,
 )
 
 HAJEK = "-hajek"
+JOIN = "+"  # between a rule of training and a method
+PLAIN = "fedavg"  # the weighting of a memory that is named alone
 CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "base": BASES,
     "calibration": CALIBRATIONS,
@@ -142,7 +145,9 @@ def method_named(name: str) -> Method:
     """Return a method by its name, by its choices, or by a name with other choices.
 
     Choices are ``base``, ``calibration``, ``normalisation``, ``guard`` and ``augmentation``, joined
-    by commas. Without a name those left out do nothing, and the base is ``inclusion``.
+    by commas. Without a name those left out do nothing, and the base is ``inclusion``. A published
+    memory before a method, as in ``mifa+efficient``, is its augmentation; alone it counts all
+    enrolled clients alike.
 
     >>> method_named("fedipw-hajek").normalisation
     Hajek()
@@ -150,6 +155,10 @@ def method_named(name: str) -> Method:
     Trim(times_mean=20.0)
     >>> method_named("base=participation, calibration=entropy, normalisation=hajek").name
     'calibrated-entropy-hajek'
+    >>> method_named("scaffold+fedipw").augmentation
+    ControlVariates()
+    >>> method_named("fedvarp+efficient").name
+    'efficient'
     >>> method_named("fedpiw")
     Traceback (most recent call last):
     ...
@@ -157,6 +166,13 @@ def method_named(name: str) -> Method:
     """
     if name in METHODS:
         return METHODS[name]
+    parts = [part.strip() for part in name.split(JOIN)]
+    rules = [part for part in parts if part in MEMORIES]
+    if len(rules) > 1:
+        raise InputError(f"{name!r}: {' and '.join(rules)} are both memories; keep one.")
+    if rules and len(parts) <= 2:
+        parts.remove(rules[0])
+        return _known(method_named(parts[0] if parts else PLAIN).remembering(rules[0]))
     first, *others = [part.strip() for part in name.split(",")]
     if "=" in first:
         chosen: dict[str, Any] = {"name": name, "base": BASES["inclusion"]()}
@@ -175,7 +191,11 @@ def method_named(name: str) -> Method:
             raise InputError(f"{name!r}: {key} is chosen twice; keep one.")
         given.add(key)
         chosen[key] = _choice(name, key, value)
-    made = Method(**chosen)
+    return _known(Method(**chosen))
+
+
+def _known(made: Method) -> Method:
+    """Return the method with a name of its own that is the same, itself if there is none."""
     for known in METHODS.values():
         if replace(made, name=known.name) == known:
             return known
@@ -183,10 +203,11 @@ def method_named(name: str) -> Method:
 
 
 def _unknown(name: str) -> str:
-    if set(name.split("+")) & set(RULES):
+    if {part.strip() for part in name.split(JOIN)} & set(RULES):
         return (
             f"{name!r} is a way of training, for fedipw simulate and fedipw study. Here a method "
-            f"gives one weight per reply: {', '.join(METHODS)}."
+            f"gives one weight per reply: {', '.join(METHODS)}; with one of "
+            f"{', '.join(MEMORIES)} and + before it, it has that memory of updates."
         )
     near = get_close_matches(name, METHODS, n=1)
     hint = f" did you mean {near[0]}?" if near else ""

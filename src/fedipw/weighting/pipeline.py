@@ -768,7 +768,8 @@ class Guards:
 class Augmentation(Protocol):
     """What the server keeps of updates, beside weights."""
 
-    memory: ClassVar[bool]  # whether each client's latest update is kept (O5)
+    memory: ClassVar[str]  # the published rule that keeps a vector of each client; empty if none
+    weighs_replies: ClassVar[bool]  # whether replies have weights of their own
 
     @property
     def regression(self) -> Regression | None:
@@ -786,7 +787,8 @@ class Augmentation(Protocol):
 class NoAugmentation:
     """Nothing: the weighted sum of a round's updates."""
 
-    memory: ClassVar = False
+    memory: ClassVar = ""
+    weighs_replies: ClassVar = True
     regression: ClassVar = None
     balance: ClassVar = ""
 
@@ -796,7 +798,30 @@ class NoAugmentation:
 class UpdateMemory:
     """Each client's latest update, under its enrollment weight (O5)."""
 
-    memory: ClassVar = True
+    memory: ClassVar = "fedvarp"
+    weighs_replies: ClassVar = True
+    regression: ClassVar = None
+    balance: ClassVar = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LatestUpdates:
+    """The mean of each client's latest update, under enrollment weights alone (O14)."""
+
+    memory: ClassVar = "mifa"
+    weighs_replies: ClassVar = False
+    regression: ClassVar = None
+    balance: ClassVar = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ControlVariates:
+    """Each client's own gradient, under its enrollment weight; updates averaged plainly (O15)."""
+
+    memory: ClassVar = "scaffold"
+    weighs_replies: ClassVar = False
     regression: ClassVar = None
     balance: ClassVar = ""
 
@@ -813,7 +838,8 @@ class Regression:
     largest: float = 8.0  # times a mean round's weight, that a reply may have in what is learnt
     adaptive: bool = False  # whether enrollment weights are relied on as updates ask for (O21)
     balance: str = "wide"
-    memory: ClassVar = False
+    memory: ClassVar = ""
+    weighs_replies: ClassVar = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.decay < 1.0:
@@ -861,9 +887,14 @@ GUARDS: dict[str, Callable[..., Guard]] = {
 AUGMENTATIONS: dict[str, Callable[[], Augmentation]] = {
     "none": NoAugmentation,
     "memory": UpdateMemory,
+    "latest-updates": LatestUpdates,
+    "control-variates": ControlVariates,
     "regression": Regression,
     "adaptive-regression": lambda: Regression(adaptive=True),
 }
+MEMORIES: dict[str, Augmentation] = {
+    made.memory: made for made in (make() for make in AUGMENTATIONS.values()) if made.memory
+}  # by the name of the published rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -968,6 +999,28 @@ class Method:
     def strictly(self) -> Method:
         """Return the method for which targets that cannot be met are an error."""
         return replace(self, calibration=self.calibration.strictly())
+
+    def remembering(self, rule: str) -> Method:
+        """Return the method with the memory of a published rule in place of its own, if any.
+
+        >>> from fedipw.weighting.methods import METHODS
+        >>> METHODS["efficient"].remembering("mifa").augmentation
+        LatestUpdates()
+        """
+        if self.augmentation.regression is not None:
+            raise InputError(
+                f"{rule} and the regression of {self.name} both decide what is remembered of "
+                "updates; keep one."
+            )
+        return replace(self, name=f"{rule}+{self.name}", augmentation=MEMORIES[rule])
+
+    def of_replies(self) -> Method:
+        """Return how a round's replies are weighed: plainly where memory alone carries weights."""
+        if self.augmentation.weighs_replies:
+            return self
+        return replace(
+            self, base=Equal(), calibration=Uncalibrated(), normalisation=Hajek(), guard=NoGuard()
+        )
 
     def unguarded(self) -> Method:
         """Return the weights alone, without guard and augmentation, as estimates need them."""

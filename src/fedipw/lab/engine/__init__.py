@@ -1,6 +1,6 @@
 """The in-process engine: local training, combining, the loop, checkpoints."""
 
-from fedipw.lab.engine.composition import Composition, MemoryWeights, Regressed
+from fedipw.lab.engine.composition import Composition, Regressed
 from fedipw.lab.engine.history import History
 from fedipw.lab.engine.local import LocalWork, LogisticTrainer, RoundWork, Trainer
 from fedipw.lab.engine.rules import RuleSettings, work_done
@@ -9,6 +9,6 @@ from fedipw.lab.engine.simulation import Federation, Simulation, Training
 
 __all__ = [
     "Adam", "Amplified", "Composition", "Federation", "History", "LocalWork", "LogisticTrainer",
-    "MemoryWeights", "Momentum", "PlainStep", "Regressed", "RoundWork", "RuleSettings",
+    "Momentum", "PlainStep", "Regressed", "RoundWork", "RuleSettings",
     "ServerStep", "Simulation", "Trainer", "Training", "Yogi", "work_done",
 ]  # fmt: skip

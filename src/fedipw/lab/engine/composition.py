@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from fedipw.combining.memory import ControlVariates, Memory, MemorySum
+from fedipw.combining.memory import ControlVariates, Memory, MemorySum, MemoryWeights
 from fedipw.combining.regression import UpdateRegression
 from fedipw.errors import InputError
 from fedipw.lab.engine.rules import RuleSettings, work_done
 from fedipw.lab.recipes import Slot
-from fedipw.selection.participation import Source
 
 if TYPE_CHECKING:
     from fedipw.lab.engine.local import RoundWork, Trainer
@@ -21,43 +20,8 @@ if TYPE_CHECKING:
     from fedipw.lab.recipes import Recipe
     from fedipw.numerics import FloatArray
     from fedipw.weighting.balance import Balance
-    from fedipw.weighting.pipeline import Regression, Weighing
-    from fedipw.weighting.weigher import Replies, RoundWeights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MemoryWeights:
-    r"""A weighting as memory uses it: once for all enrolled clients, participation aside.
-
-    .. math:: \omega_i = \frac{w_i}{\sum_{j \in E} w_j}, \quad w = \text{the method's weights at }
-       \pi^{part} = 1 \qquad (W16)
-
-    is :math:`1/N_{enr}` for plain means, proportional to :math:`1/\hat\pi^{enr}_i` for FedIPW and
-    q for calibrated weights.
-    """
-
-    weighing: Weighing
-    enrollment_weights: FloatArray  # (N,) omega, zero where not enrolled
-    scale: float  # of the scheme's weights, so that they are omega / pi_part
-
-    @classmethod
-    def of(cls, weighing: Weighing) -> MemoryWeights:
-        """Return it for a method at its enrollment."""
-        state = weighing.state
-        rows = np.flatnonzero(state.enrolled)
-        weights = weighing.weights(state.replies(0, rows, np.ones(len(rows)), Source.NONE))
-        total = float(weights.sum())
-        if not (np.isfinite(total) and total > 0.0):
-            raise InputError(f"Enrollment weights must have a positive sum, not {total:.3g}.")
-        omega = np.zeros(len(state.unit_ids))
-        omega[rows] = weights / total
-        scale = 1.0 if weighing.self_normalised else 1.0 / total
-        return cls(weighing=weighing, enrollment_weights=omega, scale=scale)
-
-    def everyone(self) -> Replies:
-        """Return all N clients at participation 1."""
-        ones = np.ones(len(self.enrollment_weights))
-        return self.weighing.state.replies(0, np.arange(len(ones)), ones, Source.NONE)
+    from fedipw.weighting.pipeline import Regression
+    from fedipw.weighting.weigher import RoundWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
