@@ -292,6 +292,8 @@ def audit(
     title: str = "Selection audit",
     threshold: float = 0.01,
     min_cell: int = 10,
+    memory: bool | None = None,
+    invitations: bool | None = None,
     **settings: Any,
 ) -> Report:
     """Say who is missing, how much it matters, and how far weights can be trusted.
@@ -306,6 +308,9 @@ def audit(
         Of the page.
     threshold, min_cell
         A probability counted as small; subgroups with fewer clients or rows are not shown.
+    memory, invitations
+        Whether a server may keep every client's latest update, and whether it chooses whom to
+        invite, where that is known: for the method it recommends.
 
     Examples
     --------
@@ -319,6 +324,7 @@ def audit(
     194
     """
     from fedipw.audit.gather import MetricRequest, audit_facts  # noqa: PLC0415
+    from fedipw.audit.training import Means  # noqa: PLC0415
     from fedipw.audit.verdict import judged  # noqa: PLC0415
     from fedipw.evaluation.logged import Metrics  # noqa: PLC0415
 
@@ -335,7 +341,7 @@ def audit(
         stage, ledger, chosen.plan(who), threshold=threshold, min_cell=min_cell, title=title,
         metric=request,
     )  # fmt: skip
-    return Report(judged(found))
+    return Report(judged(found, Means(memory=memory, invitations=invitations)))
 
 
 def _job(

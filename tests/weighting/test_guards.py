@@ -196,7 +196,7 @@ def test_guards_are_joined_by_then() -> None:
     three = method_named("fedipw-hajek, guard=trim(20) then temper(0.5) then cap(0.3)").guard
     assert three == Guards((Trim(20.0), Temper(0.5), Cap(0.3)))
     assert method_named("augmented, guard=none").guard == NoGuard()
-    same = "calibrated-online, guard=temper(0.5) then cap, augmentation=adaptive-regression"
+    same = "calibrated-online, guard=temper(0.5) then cap, augmentation=regression"
     assert method_named(same).name == "augmented-online"
 
 

@@ -23,6 +23,7 @@ from fedipw.audit.suppression import (
     stage_part,
     weight_part,
 )
+from fedipw.audit.training import recorded_reliance
 from fedipw.audit.values import (
     Audit,
     AuditSettings,
@@ -230,7 +231,7 @@ class _Job(NamedTuple):
             weights=tuple(part for part in made if part),
             rates=tuple(part for part in (t.part() for t in counted) if part.lines or part.hidden),
             heat=() if facts.clock is None else heat_parts(counted, facts.clock[0]),
-            rounds=round_lines(facts.rounds),
+            rounds=round_lines(facts.rounds, recorded_reliance(self.ledger)),
             made_with={**{n: version(n) for n in _PACKAGES}, "python": platform.python_version()},
         )
         gathered = Gathered(

@@ -295,7 +295,10 @@ def _rounds(lines: Sequence[RoundLine]) -> Iterator[SortTable]:
         columns["last"] = Column("Last round", "count")
     if any(line.opened_at is not None for line in lines):
         columns["opened_at"] = Column("Opened at", "text")
-    yield _fields("Rounds", columns | _ROUND_COLUMNS, lines)
+    columns |= _ROUND_COLUMNS
+    if any(line.reliance is not None for line in lines):
+        columns["reliance"] = Column("Reliance", "fixed", "on enrollment weights, 1 is wholly")
+    yield _fields("Rounds", columns, lines)
 
 
 def _metric(part: MetricPart | None) -> Iterator[SortTable]:

@@ -248,13 +248,18 @@ def _moment(table: pl.DataFrame) -> str | None:
     return moment.isoformat() if hasattr(moment, "isoformat") else str(moment)
 
 
-def round_lines(rounds: Sequence[RoundFacts]) -> tuple[RoundLine, ...]:
-    """Return a line for each round; above 400 rounds one for a few in a row, 200 at most."""
+def round_lines(
+    rounds: Sequence[RoundFacts], reliance: Mapping[int, float]
+) -> tuple[RoundLine, ...]:
+    """Return a line for each round; above 400 rounds one for a few in a row, 200 at most.
+
+    ``reliance`` is on enrollment weights (O21), by round, where it is known.
+    """
     size = 1 if len(rounds) <= MOST_ROUNDS else -(-len(rounds) // MERGED_ROUNDS)
-    return tuple(_line(rounds[k : k + size]) for k in range(0, len(rounds), size))
+    return tuple(_line(rounds[k : k + size], reliance) for k in range(0, len(rounds), size))
 
 
-def _line(rounds: Sequence[RoundFacts]) -> RoundLine:
+def _line(rounds: Sequence[RoundFacts], reliance: Mapping[int, float]) -> RoundLine:
     rows, replies = sum(r.rows for r in rounds), sum(r.replies for r in rounds)
     told = [r for r in rounds if np.isfinite(r.expected)]
     expected = sum(r.expected for r in told)
@@ -277,6 +282,7 @@ def _line(rounds: Sequence[RoundFacts]) -> RoundLine:
         weight_sum=_mean([r.weight_sum for r in rounds]),
         largest_share=max((r.largest_share for r in rounds if r.largest_share > 0.0), default=None),
         skipped=sum(r.skipped for r in rounds),
+        reliance=_mean([reliance.get(r.index, np.nan) for r in rounds]),
     )
 
 

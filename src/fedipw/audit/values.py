@@ -163,6 +163,7 @@ class RoundLine:
     weight_sum: float | None
     largest_share: float | None
     skipped: int  # rounds in which nobody could be weighed
+    reliance: float | None = None  # on enrollment weights (O21), where a server wrote it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,7 @@ class Verdict:
     headline: str
     findings: tuple[Finding, ...]
     next_steps: tuple[str, ...]
+    training: tuple[str, ...] = ()  # which method to train with, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

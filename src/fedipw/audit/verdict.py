@@ -10,6 +10,7 @@ from typing import Final
 from scipy.special import ndtri
 
 from fedipw.audit.remarks import METRIC_UNUSED
+from fedipw.audit.training import RELIED, UNRELIED, Means, advice, mean_reliance
 from fedipw.audit.values import Audit, Finding, Level, MetricPart, StagePart, Verdict, WeightPart
 from fedipw.evaluation.balance import (
     ENROLLED_WEIGHTED,
@@ -75,6 +76,11 @@ WORTH_EXPECTED: Final = Question(
     "weighting, it pays for a metric whose correlation with the worst column exceeds "
     "sqrt(((d - 1) / n) / (B^2 - B'^2)); below 0.2 it probably does, from 1 on it cannot.",
 )
+UPDATES: Final = Question(
+    "Do updates show that enrollment weights matter?",
+    f"By the mean reliance of a server on them (O21) over the last quarter of the rounds: yes from "
+    f"{RELIED:g} on, no up to {UNRELIED:g}, in part between.",
+)
 MODELS: Final = Question(
     "Do the models of selection hold?",
     f"Yes if the selected are within {OFF:.0%} of what each model expects, overall and over the "
@@ -83,20 +89,21 @@ MODELS: Final = Question(
 )
 
 
-def judged(audit: Audit) -> Audit:
-    """Return an audit with its verdict."""
-    return replace(audit, verdict=verdict(audit))
+def judged(audit: Audit, means: Means | None = None) -> Audit:
+    """Return an audit with its verdict; ``means`` is what the federation can do."""
+    return replace(audit, verdict=verdict(audit, means))
 
 
-def verdict(audit: Audit) -> Verdict:
+def verdict(audit: Audit, means: Means | None = None) -> Verdict:
     """Return answers to the questions an audit is made for, and what to do next."""
     enrollment, participation = _enrollment(audit), _participation(audit)
     correction, worth = _correction(audit), _worth(audit)
     models = (_models(audit),) if audit.stages else ()
     return Verdict(
         headline=_headline(enrollment, participation, correction, worth),
-        findings=(enrollment, participation, correction, worth, *models),
+        findings=(enrollment, participation, correction, worth, *_updates(audit), *models),
         next_steps=_next(audit),
+        training=advice(audit, means or Means()),
     )
 
 
@@ -395,6 +402,15 @@ def _size_faults(audit: Audit) -> Iterator[str]:
     ratio = overlap.estimated_size / known if known > 0.0 else math.inf
     if _beyond(ratio, overlap.effective_sample_size or math.inf):
         yield f"weights of the enrolled sum to {ratio:.2f} times the population"
+
+
+def _updates(audit: Audit) -> Iterator[Finding]:
+    relied = mean_reliance(audit)
+    if relied is None:
+        return
+    answer = "Yes" if relied >= RELIED else "No" if relied <= UNRELIED else "In part"
+    text = f"The server relied on enrollment weights by {relied:.2f}, where 1 is wholly."
+    yield UPDATES.answered(answer, Level.GOOD if answer == "Yes" else Level.WARN, text)
 
 
 def _models(audit: Audit) -> Finding:

@@ -50,6 +50,12 @@ def audit(
     min_cell: Annotated[
         int, Option(help="Subgroups with fewer clients or rows are not shown.")
     ] = 10,
+    memory: Annotated[
+        bool | None, Option(help="Whether a server may keep every client's latest update.")
+    ] = None,
+    invitations: Annotated[
+        bool | None, Option(help="Whether a server chooses whom to invite.")
+    ] = None,
     strict: Strict = None,
     scheduler: Scheduler = None,
     as_json: Annotated[
@@ -66,6 +72,7 @@ def audit(
     from fedipw.api import Report
     from fedipw.audit.compare import compare_page
     from fedipw.audit.gather import MetricRequest, audit_facts
+    from fedipw.audit.training import Means
     from fedipw.audit.verdict import judged
     from fedipw.evaluation.logged import Metrics
     from fedipw.storage.atomic import check_place, write_texts
@@ -104,7 +111,8 @@ def audit(
         )  # fmt: skip
     least = _smallest_enrollment(found, plan.method.name)
     check_strict(strict, least, record.smallest_participation)
-    _write(Report(judged(found)), out, as_json)
+    means = Means(memory=memory, invitations=invitations)
+    _write(Report(judged(found, means)), out, as_json)
 
 
 def _smallest_enrollment(found: Audit, asked: str) -> float | None:
@@ -143,6 +151,8 @@ def _write(report: Report, out: Path, as_json: Path | None) -> None:
         say(f"{finding.question} {finding.answer}. {finding.text}")
     for line in found.unknown:
         say(f"Unknown: {line}")
+    for line in found.verdict.training:
+        say(line)
     say(f"Wrote {out}" if as_json is None else f"Wrote {out} and {as_json}")
 
 

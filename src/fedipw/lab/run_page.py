@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from fedipw.audit.page import rendered
 from fedipw.lab.pages import Table, number, sortable
 from fedipw.lab.style import look_of
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def run_page(
@@ -64,6 +63,26 @@ def _charts(frame: pl.DataFrame, evaluated: list[dict[str, Any]]) -> list[dict[s
         ]
         charts.append(
             {"title": label, "caption": caption, "y_label": label, "log": True, "curves": curves}
+        )
+    adapted = frame.filter(pl.col("reliance").fill_nan(1.0).min().over("method") < 1.0)
+    if adapted.height:
+        curves = [
+            _curve(
+                look_of(str(method)).label,
+                part["round"].to_list(),
+                part["reliance"].fill_nan(None).to_list(),
+            )
+            for (method,), part in adapted.group_by(["method"], maintain_order=True)
+        ]
+        charts.append(
+            {
+                "title": "Reliance on enrollment weights",
+                "caption": "As far as updates show that enrollment weights matter: 1 is wholly, 0 "
+                "leaves participation weights alone.",
+                "y_label": "Reliance Λ",
+                "log": False,
+                "curves": curves,
+            }
         )
     for name in dict.fromkeys(line["method"] for line in evaluated):
         charts.append(_evaluated(name, [line for line in evaluated if line["method"] == name]))

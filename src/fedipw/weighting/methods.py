@@ -114,7 +114,7 @@ METHODS: Mapping[str, Method] = {
                 "invitation",
                 calibration="online",
                 guard="temper(0.5) then cap",
-                augmentation="adaptive-regression",
+                augmentation="regression",
             ),
         )
     },

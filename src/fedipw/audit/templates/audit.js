@@ -168,6 +168,7 @@ function roundLines(line) {
     ["Observed by expected", format.fixed(line.calibration_ratio)],
     ["Effective replies", format.count(line.effective_replies)],
   );
+  if (isNumber(line.reliance)) lines.push(["Reliance on enrollment weights", format.fixed(line.reliance)]);
   if (line.skipped) lines.push(["Skipped rounds", format.count(line.skipped)]);
   return lines;
 }
@@ -194,6 +195,12 @@ function roundPanels(rounds) {
     panels.push({
       y: { label: "Effective replies (number)", kind: "number", zero: true },
       series: [line("Effective replies", "effective_replies", { colour: "c1" })],
+    });
+  }
+  if (has("reliance")) {
+    panels.push({
+      y: { label: "Reliance on enrollment weights (0 to 1)", kind: "number", zero: true }, refs: [1],
+      series: [line("Reliance", "reliance", { colour: "c1" })],
     });
   }
   return panels;
