@@ -10,9 +10,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 
+from fedipw.audit.training import recorded_reliance
 from fedipw.errors import InputError
 from fedipw.flower import declined
 from fedipw.numerics import FloatArray
+from fedipw.tables.ledger import Ledger
 
 from .federations import INSIDE, Behaviour, Small, answered, theta
 
@@ -247,3 +249,18 @@ def test_a_liar_moves_a_round_by_no_more_than_its_share(tmp_path: Path) -> None:
     assert 0.0 < influence <= share * float(np.linalg.norm(lie)) * (1.0 + 1e-12)
     longest = max(float(np.linalg.norm(goal(k) / 3.0)) for k in range(INSIDE))
     assert np.linalg.norm(lie) > FACTOR * longest
+
+
+def test_the_reliance_of_every_round_is_told_and_an_audit_finds_it(tmp_path: Path) -> None:
+    small = made(tmp_path, "told")
+    result = small.trained(ROUNDS, scheme="augmented")
+    told = {
+        index: float(result.train_metrics_clientapp[index]["fedipw-reliance"])  # type: ignore[arg-type]
+        for index in range(1, ROUNDS + 1)
+    }
+    assert told[1] == 1.0  # nothing was learnt before
+    assert all(0.0 <= value <= 1.0 for value in told.values())
+    assert min(told.values()) < 1.0
+    assert recorded_reliance(Ledger(small.where / "ledger")) == told
+    plain = made(tmp_path, "plain").trained(2, scheme="fedipw-hajek")
+    assert plain.train_metrics_clientapp[2]["fedipw-reliance"] == 1.0

@@ -254,6 +254,7 @@ def rounds_part(rng: Rng, count: int) -> tuple[RoundLine, ...]:
                 effective_replies=float(600 * rate / 0.38) if weighed else None,
                 weight_sum=float(rng.normal(1, 0.03)) if weighed else None,
                 largest_share=float(rng.uniform(0.003, 0.02)) if weighed else None,
+                reliance=min(1.0, 0.15 + 0.02 * t) if weighed else None,
                 skipped=0 if weighed else 1,
             )
         )
@@ -359,5 +360,9 @@ def _verdict(shift: float) -> Verdict:
             "Report the weighted metric beside the plain one.",
             "Invite clients on 3g in the islands: no weight can stand for them.",
             "Keep the round of the day in the participation model.",
+        ),
+        training=(
+            "Train with augmented: the whole population is known.",
+            'Invite with invitations="proportional": enrollment weights are uneven.',
         ),
     )

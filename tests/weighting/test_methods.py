@@ -213,7 +213,8 @@ for _name, (_base, _calibration, _augmentation) in BOTH_FORMS.items():
 for _name, _chosen in {
     "calibrated-online": ("invitation", "online", HAJEK, "cap(0.3)", "none"),
     "augmented": (
-        "participation", "rich-inverse-logit", HAJEK, "temper(0.75) then cap", "regression",
+        "participation", "rich-inverse-logit", HAJEK, "temper(0.75) then cap",
+        "adaptive-regression",
     ),
     "augmented-online": ("invitation", "online", HAJEK, "temper(0.5) then cap", "regression"),
 }.items():  # fmt: skip
@@ -230,6 +231,9 @@ def test_a_preset_is_its_five_choices_and_they_resolve_to_its_name(name: str) ->
     choices = PRESETS[name]
     for kind, choice in choices.items():
         base = "equal" if kind == "calibration" else "participation"
+        base = (
+            "inclusion" if choice == "adaptive-regression" else base
+        )  # it must correct enrollment
         other = {"base": base, "normalisation": HAJEK} | {kind: choice}
         alone = method_named(", ".join(f"{k}={v}" for k, v in other.items()))
         assert getattr(METHODS[name], kind) == getattr(alone, kind)

@@ -38,18 +38,14 @@ def advice(audit: Audit, means: Means) -> tuple[str, ...]:
     sizes = audit.sizes
     if not sizes.enrolled:
         return ()
-    everyone = sizes.population_table
-    method, known = (
-        default_method(everyone=everyone, training=True),
-        (
-            "the whole population is known"
-            if everyone
-            else "only totals of the population are known"
-        ),
+    method = default_method(everyone=sizes.population_table, training=True)
+    known = (
+        "the whole population is known"
+        if sizes.population_table
+        else "only totals of the population are known"
     )
-    out = [
-        f"Train with {method}: {known}, and it was above FedAvg in no draw where selection matters."
-    ]
+    best = f"Train with {method}: {known}, and its error was above FedAvg's in no draw where "
+    out = [f"{best}selection matters."]
     out += [*_memory(audit, means, method), *_invitations(audit, means)]
     relied = mean_reliance(audit)
     if relied is not None and relied <= UNRELIED:
