@@ -255,7 +255,7 @@ def test_the_reliance_of_every_round_is_told_and_an_audit_finds_it(tmp_path: Pat
     small = made(tmp_path, "told")
     result = small.trained(ROUNDS, scheme="augmented")
     told = {
-        index: float(result.train_metrics_clientapp[index]["fedipw-reliance"])  # type: ignore[arg-type]
+        index: float(result.train_metrics_clientapp[index]["fedipw-reliance"])
         for index in range(1, ROUNDS + 1)
     }
     assert told[1] == 1.0  # nothing was learnt before
