@@ -44,7 +44,8 @@ FIGURE = HERE.parent / "docs" / "_static" / "regimes.png"
 ROUNDS = 300
 METHODS = (
     "fedavg", "participation-only-hajek", "fedipw", "fedipw-hajek", "efficient-hajek",
-    "calibrated-online", "augmented", "augmented-online", "scaffold+efficient",
+    "calibrated-online", "augmented", "augmented, augmentation=regression", "augmented-online",
+    "scaffold+efficient",
 )  # fmt: skip
 IN_TABLE = (
     "fedavg", "augmented", "augmented-online", "efficient-hajek", "fedipw-hajek", "fedipw",
@@ -259,7 +260,8 @@ def _short(value: float) -> str:
 
 def draw(found: pl.DataFrame, path: Path) -> None:
     """Draw every seed's tail excess, one row a regime."""
-    shown = [m for m in METHODS if m not in {"fedipw", "scaffold+efficient"}]
+    hidden = {"fedipw", "scaffold+efficient", "augmented, augmentation=regression"}
+    shown = [m for m in METHODS if m not in hidden]
     names = [n for n in REGIMES if n in set(found["regime"])]
     with styled():
         figure = new_figure(9.0, 0.62 * len(names) + 1.4)
@@ -271,7 +273,7 @@ def draw(found: pl.DataFrame, path: Path) -> None:
                 here = np.full(len(tails), -row + shift)
                 ax.plot(tails, here, ".", color=look.colour, alpha=0.25, markersize=4)
                 ax.plot(
-                    tails.mean(), -row + shift, look.marker, color=look.colour, markersize=6,
+                    float(np.mean(tails)), -row + shift, look.marker, color=look.colour, markersize=6,
                     label=look.label if row == 0 else None,
                 )  # fmt: skip
         ax.set_xscale("log")

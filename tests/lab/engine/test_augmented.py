@@ -110,54 +110,118 @@ class Choice:
     regression: bool
     power: float | None
     share: float
+    adaptive: bool = False
 
 
 CHOICES = {
     "calibrated-online": Choice(online=True, regression=False, power=None, share=0.3),
-    "augmented": Choice(online=False, regression=True, power=0.75, share=0.1),
+    "augmented": Choice(online=False, regression=True, power=0.75, share=0.1, adaptive=True),
     "augmented-online": Choice(online=True, regression=True, power=0.5, share=0.1),
 }
 
 
+@dataclass
+class Kept:
+    """The sums of (O20) and (O21), and how far enrollment weights are relied on."""
+
+    A: Vector
+    C: Vector
+    plain: Vector
+    mass: float = 0.0
+    squares: float = 0.0
+    replies: float = 0.0
+    rounds: float = 0.0
+    reliance: float = 1.0
+
+    def used(self, wide: Map) -> int:
+        """Return the number of columns in use."""
+        every = wide.b.shape[1]
+        return every if self.replies >= 10 * every else 3 if self.replies >= 30 else 0
+
+    def penalised(self, used: int, effective: float) -> Vector:
+        out = self.A[: used + 1, : used + 1].copy()
+        for j in range(1, used + 1):
+            out[j, j] += ((14.0 / effective) ** 2 + 2.0 * used / self.replies) * self.A[0, 0]
+        return out
+
+    def learn(
+        self, raw: list[float], within: list[float], columns: list[Vector], updates: list[Vector]
+    ) -> None:
+        m = len(raw)
+        most = max(8.0, 5.0 / m) * self.A[0, 0] / self.rounds if self.rounds else np.inf
+        self.A, self.C, self.plain = 0.99 * self.A, 0.99 * self.C, 0.99 * self.plain
+        self.mass, self.squares = 0.99 * self.mass, 0.99 * self.squares
+        self.replies, self.rounds = 0.99 * self.replies + m, 0.99 * self.rounds + 1.0
+        for x, y, row, d in zip(raw, within, columns, updates, strict=True):
+            b, u = np.array([1.0, *row]), min(x, most)
+            self.A += u * np.outer(b, b)
+            self.C += u * np.outer(b, d)
+            self.plain += y * d
+            self.mass += y
+            self.squares += u * float(d @ d)
+
+    def rely(self, wide: Map, numbers: tuple[int, float, float]) -> None:
+        enrolled, effective, even = numbers
+        used = self.used(wide)
+        gram, cross = self.A[: used + 1, : used + 1], self.C[: used + 1]
+        inverse = np.linalg.inv(self.penalised(used, even))
+        beta = inverse @ cross
+        explained = sum(
+            2.0 * beta[:, p] @ cross[:, p] - beta[:, p] @ gram @ beta[:, p]
+            for p in range(cross.shape[1])
+        )
+        left = max(self.squares - explained, 0.0) / self.A[0, 0]
+        left /= max(1.0 - float(np.trace(inverse @ gram)) / effective, 0.2)
+        noise = left * ((1.0 + enrolled / self.replies) / effective - 1.0 / enrolled)
+        apart = self.C[0] / self.A[0, 0] - self.plain / self.mass
+        least = min(1.0, 10.0 / effective)
+        shown = min(1.0, max(0.0, float(apart @ apart) / noise - 1.0))
+        self.reliance = least + (1.0 - least) * shown
+
+
+def kish(weights: list[float]) -> float:
+    return sum(weights) ** 2 / sum(x * x for x in weights)
+
+
 def plain_model(
     world: World, name: str, participation: list[dict[int, float]], *, evened: bool = False
-) -> Vector:
-    """Return the last model; ``participation`` are the fitted probabilities of each round."""
+) -> tuple[Vector, list[float]]:
+    """Return the last model and the reliance of each round.
+
+    ``participation`` are the fitted probabilities of each round.
+    """
     how, rich, wide = CHOICES[name], balance_map(world, 25), balance_map(world, 8)
     q = {} if how.online else inverse_logit_weights(world, rich)
-    k, w = rich.b.shape[1], wide.b.shape[1]
+    k, w, size = rich.b.shape[1], wide.b.shape[1], len(world.enrolled)
     lam, S0, S1, S2 = np.zeros(k), 0.0, np.zeros(k), np.zeros((k, k))
-    A, C, remembered = np.zeros((w + 1, w + 1)), np.zeros((w + 1, len(start(world)))), 0.0
-    theta = start(world)
+    kept = Kept(np.zeros((w + 1, w + 1)), np.zeros((w + 1, len(start(world)))), start(world))
+    theta, relied = start(world), []
+    enrolled_mean = sum(wide.b[i] for i in world.enrolled) / size
     for r, replies in enumerate(world.rounds):
         stands = {i: exp(float(lam @ rich.b[i])) if how.online else q[i] for i in world.enrolled}
+        within = [1.0 if how.online else 1.0 / (size * participation[r][i]) for i in replies]
         raw = [stands[i] if how.online else stands[i] / participation[r][i] for i in replies]
-        u = [x / sum(raw) for x in raw]
-        v = guarded(u, how.power, how.share)
+        at = kept.reliance
+        relied.append(at)
+        moved = [y * (x / y) ** at for x, y in zip(raw, within, strict=True)]
+        v = guarded([x / sum(moved) for x in moved], how.power, how.share)
         updates = [world.update(i, theta) for i in replies]
         if evened:
             work = sum(x * world.K[i] for x, i in zip(v, replies, strict=True))
             updates = [work * d / world.K[i] for d, i in zip(updates, replies, strict=True)]
         step = sum((x * d for x, d in zip(v, updates, strict=True)), start(world))
         if how.regression:
-            used = w if remembered >= 10 * w else wide.main if remembered >= 10 * wide.main else 0
+            even = kish(guarded([stands[i] ** at for i in world.enrolled], how.power, how.share))
+            used = kept.used(wide)
             if used:
-                even = guarded([stands[i] for i in world.enrolled], how.power, how.share)
-                effective = sum(even) ** 2 / sum(x * x for x in even)
-                penalised = A[: used + 1, : used + 1].copy()
-                for j in range(1, used + 1):
-                    rho = (14.0 / effective) ** 2 + 2.0 * used / remembered
-                    penalised[j, j] += rho * A[0, 0]
-                beta = np.linalg.inv(penalised) @ C[: used + 1]
-                apart = np.eye(1, used + 1)[0]
+                beta = np.linalg.inv(kept.penalised(used, even)) @ kept.C[: used + 1]
+                apart = np.append(1.0, (1.0 - at) * enrolled_mean[:used])
                 for x, i in zip(v, replies, strict=True):
                     apart = apart - x * np.array([1.0, *wide.b[i, :used]])
                 step = step + apart @ beta
-            A, C, remembered = 0.99 * A, 0.99 * C, 0.99 * remembered + len(replies)
-            for x, i, d in zip(u, replies, updates, strict=True):
-                b = np.array([1.0, *wide.b[i]])
-                A += len(replies) * x * np.outer(b, b)
-                C += len(replies) * x * np.outer(b, d)
+            kept.learn(raw, within, [wide.b[i] for i in replies], updates)
+            if how.adaptive:
+                kept.rely(wide, (size, kish([stands[i] for i in world.enrolled]), even))
         if how.online:
             S0, S1, S2 = 0.97 * S0, 0.97 * S1, 0.97 * S2
             for i in replies:
@@ -167,7 +231,7 @@ def plain_model(
             V = S2 / S0 - np.outer(m, m) + 0.02 * np.eye(k)
             lam = lam - np.clip(2.0 * 0.03 * np.linalg.inv(V) @ m, -0.3, 0.3)
         theta = theta + step
-    return theta
+    return theta, relied
 
 
 def fitted_participation(scenario: Scenario) -> list[dict[int, float]]:
@@ -194,7 +258,7 @@ def trained(scenario: Scenario, methods: tuple[str, ...] = METHODS) -> Simulatio
 class Case:
     scenario: Scenario
     run: Simulation
-    plain: dict[str, Vector]  # last models
+    plain: dict[str, tuple[Vector, list[float]]]  # last models, and the reliance of each round
 
 
 @pytest.fixture(scope="module", params=["few", "strong"])
@@ -210,8 +274,12 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_equals_its_plain_loop(case: Case, name: str) -> None:
     """Models of order one; systems of nine with a ridge keep about twelve digits."""
-    found = case.run.models[name]
-    np.testing.assert_allclose(found, case.plain[name], rtol=0.0, atol=1e-10)
+    found, (expected, relied) = case.run.models[name], case.plain[name]
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-10)
+    history = case.run.history()
+    told = history.reliance[history.methods.index(name)]
+    np.testing.assert_allclose(told, relied, rtol=0.0, atol=1e-9)
+    assert (told.min() < 0.9) == (name == "augmented")
     others = [case.run.models[other] for other in METHODS if other != name]
     assert min(float(np.abs(found - other).max()) for other in others) > 1e-3
 
@@ -229,7 +297,7 @@ def test_fednova_evens_the_work_before_the_regression() -> None:
     world, prob = World(STRONG), fitted_participation(STRONG)
     assert len(set(world.K)) > 1
     run = trained(STRONG, ("fednova+augmented",))
-    expected = plain_model(world, "augmented", prob, evened=True)
+    expected, _ = plain_model(world, "augmented", prob, evened=True)
     np.testing.assert_allclose(run.models["fednova+augmented"], expected, rtol=0.0, atol=1e-10)
 
 
@@ -265,7 +333,7 @@ def test_the_jax_trainer_gives_the_same_run(dtype: type[np.floating], close: flo
     run.advance(FEW.rounds)
     world, prob = World(FEW), fitted_participation(FEW)
     for name in METHODS:
-        expected = plain_model(world, name, prob)
+        expected, _ = plain_model(world, name, prob)
         np.testing.assert_allclose(run.models[name], expected, rtol=0.0, atol=close)
 
 
