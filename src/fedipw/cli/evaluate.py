@@ -77,7 +77,7 @@ def evaluate(
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
     from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.tables.ledger import Ledger
-    from fedipw.tables.table import check_table_path, write_table
+    from fedipw.tables.table import check_results, check_table_path, write_table
 
     who = given.read()
     if out is not None:
@@ -105,7 +105,9 @@ def evaluate(
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if out is not None:
-        write_table(found.table(), out)
+        table = found.table()
+        check_results(table, out)
+        write_table(table, out)
     _report(found, out, as_json=as_json, contrast=against is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -194,15 +195,19 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 
 def check_inputs_kept(out: Path, rounds: Path | None, *inputs: Path | None) -> None:
     """Raise if the output would take the place of an input."""
-    place = out.resolve()
-    given = {path.resolve(): path for path in inputs if path is not None}
+    place = _real(out)
+    given = {_real(path): path for path in inputs if path is not None}
     if place in given:
         raise InputError(f"{out} is an input: write it elsewhere.")
     for folder in place.parents:  # a table in parts would have one part more
         if folder in given:
             raise InputError(f"{out} lies in the table {given[folder]}: write it elsewhere.")
-    if rounds is not None and rounds.resolve() in place.parents:
+    if rounds is not None and _real(rounds) in place.parents:
         raise InputError(f"{out} lies in the ledger {rounds}: write it elsewhere.")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # of a loop of links too
 
 
 def check_probabilities(**options: float | None) -> None:

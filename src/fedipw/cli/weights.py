@@ -110,18 +110,23 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
 
     import polars as pl
 
-    from fedipw.tables.table import write_table
+    from fedipw.storage.atomic import unwritable
+    from fedipw.tables.table import check_results, write_table
 
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent)
     except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}.") from error
+        raise unwritable(out, error) from error
     with scratch as directory:
         made: list[Path] = []
 
         def write(table: pl.DataFrame) -> None:
+            check_results(table, out)
             made.append(Path(directory) / f"{len(made):06d}.parquet")
-            table.write_parquet(made[-1])
+            try:
+                table.write_parquet(made[-1])
+            except (OSError, pl.exceptions.PolarsError) as error:
+                raise unwritable(out, error) from error
 
         yield write
         if not made:
@@ -155,7 +160,7 @@ def _report(
         for name, m in _models(record).items()
     }
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(summary, allow_nan=False))
         return
     table = Table("participation from", "rounds")
     for source, count in record.sources.items():

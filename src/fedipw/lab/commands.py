@@ -50,7 +50,7 @@ def reproduce(
         made = reproduced(out, settings, step)
     if as_json:
         tables = {"summary": made.summary.to_dicts(), "errors": made.errors.to_dicts()}
-        typer.echo(json.dumps({**tables, "enrollment_costs": made.costs}))
+        typer.echo(json.dumps({**tables, "enrollment_costs": made.costs}, allow_nan=False))
         return
     _print_figure(made.summary)
     _print_errors(made.errors)
@@ -83,7 +83,7 @@ def simulate(
     with bar("rounds") as step:
         summary = simulated(scenario, out, resume=resume, progress=step)
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(summary, allow_nan=False))
         return
     table = Table("method", "excess loss", "optimisation", "lottery", "bias", "tail average")
     for name, row in summary["methods"].items():
@@ -126,7 +126,8 @@ def study(
         raise typer.Exit(_STOPPED) from None
     if as_json:
         names = ("summary", "comparison", "ranks")
-        typer.echo(json.dumps({name: getattr(found, name).to_dicts() for name in names}))
+        tables = {name: getattr(found, name).to_dicts() for name in names}
+        typer.echo(json.dumps(tables, allow_nan=False))
         return
     _print_study(found)
     say(f"Open {out / 'index.html'}")

@@ -169,7 +169,7 @@ def _write(out: Path, tables: StudyTables, manifest: dict[str, Any]) -> None:
         tables.ranks.write_csv(stage / "ranks.csv")
         draw_results(stage, tables)
         drawn = draw_curves(stage, tables)
-        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
         page = study_page(stage, tables, manifest, curves=drawn)
         (stage / "index.html").write_text(page, encoding="utf-8")
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import combinations
 from operator import add
 from typing import TYPE_CHECKING, Any, final
 
@@ -483,21 +484,24 @@ def rich_design(coded: CodedTable, enrolled: int, kind: str = "rich") -> Design:
     quoted = {c: f"`{c.replace('`', '``')}`" for c in plain.columns}
     many = table.collect(table.scan().select(pl.col(numbers).n_unique())).row(0) if numbers else ()
     squares = [f"{quoted[c]}**2" for c, n in zip(numbers, many, strict=True) if n > 2]
-    pairs = [
-        f"{quoted[a]}:{quoted[b]}"
-        for i, a in enumerate(plain.columns)
-        for b in plain.columns[i + 1 :]
-    ]
     main = list(quoted.values())
     room = enrolled // CLIENTS_PER_MOMENT[kind]
-    for terms in ([*main, *squares, *pairs], [*main, *squares], main):
-        design = bound_design(
+
+    def bound(terms: list[str]) -> Design:
+        return bound_design(
             " + ".join(terms), table.scan(), plain.columns, missing=plain.missing,
             where=table.name,
         )  # fmt: skip
+
+    least = bound(main)
+    vary = len({f.column for t in least.terms for f in t.factors if not f.missing})
+    whole = len(least.terms) + len(squares)
+    if whole + vary * (vary - 1) // 2 <= room:  # else there are too many pairs even to name
+        pairs = [f"{quoted[a]}:{quoted[b]}" for a, b in combinations(plain.columns, 2)]
+        design = bound([*main, *squares, *pairs])
         if len(design.terms) <= room:
-            break
-    return design
+            return design
+    return bound([*main, *squares]) if whole <= room else least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 1
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again
 RANK_TOL = 1e-10  # share of a column's square that columns before it leave unexplained
+_WIDE = 100  # columns up to which a fit is tried with no more rows, and told to separate
 _SUSPECT = 15.0  # |log odds| beyond which separation is looked for
 
 
@@ -207,6 +208,12 @@ def logistic_fit(
         raise InputError(f"l2 must be 0 or more, not {l2!r}.")
     names = tuple(names)
     q = len(names)
+    if q > _WIDE and q >= partitions.rows and l2 == 0.0:
+        raise InputError(
+            f"{q} columns and {partitions.rows} rows: with no more rows than columns any two "
+            "groups can be told apart, and no probability can be fitted. Name fewer columns in the "
+            "formula, or add an L2 penalty (`l2=...`, --l2)."
+        )
     if frame is None:
         frame = frame_of(partitions, q)
         partitions = Changed(partitions, frame.block)

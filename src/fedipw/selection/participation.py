@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.numerics.checks import check_rows, some
+from fedipw.numerics.checks import LARGEST, SMALLEST, check_rows, some
 from fedipw.selection.classifiers import PENALTY, Estimator, Fit, Newton, Rate
 from fedipw.selection.logistic import LogisticFit, likelihood_sums
 from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
@@ -572,7 +572,11 @@ def _numbers(table: pl.DataFrame, names: Sequence[str]) -> FloatArray | None:
         if series is None or series.dtype != pl.Float64 or series.null_count():
             return None
         out[j] = series.to_numpy()
-    return out if np.isfinite(out.sum()) else None
+    if not out.size:
+        return out
+    largest = np.maximum(out.max(axis=1), -out.min(axis=1))  # NaN if one is
+    usual = (largest <= LARGEST) & ((largest >= SMALLEST) | (largest == 0.0))
+    return out if usual.all() else None
 
 
 @final

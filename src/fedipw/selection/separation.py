@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FIRST = 2_000  # rows of the first programme, besides the extremes of each column
 _WORST = 500  # violating rows added at a time
 _ROUNDS = 200
+_MANY = 64  # columns beyond which they are first left out by halves, quarters and so on
 _TINY = 1e-7  # entries of a direction, and violations, that count as zero
 _GAIN = 1e-9  # a mean gain that counts as zero
 
@@ -49,12 +50,20 @@ def separating_columns(partitions: Partitions, kept: BoolArray) -> tuple[int, ..
         rows = rows.thinned()
     search = _Search(partitions, used, rows.signed)
     blamed = search.direction(np.ones(len(used), dtype=np.bool_))
-    for j in reversed(np.flatnonzero(blamed).tolist()):
-        rest = blamed.copy()
-        rest[j] = False
-        found = search.direction(rest)
-        if found.any():
-            blamed = found
+    size = int(blamed.sum()) // 2 if blamed.sum() > _MANY else 1  # columns left out together
+    while True:
+        at = np.flatnonzero(blamed)
+        for last in range(len(at), 0, -size):
+            rest = blamed.copy()
+            rest[at[max(0, last - size) : last]] = False
+            if rest.sum() == blamed.sum():
+                continue  # left out already, with others
+            found = search.direction(rest)
+            if found.any():
+                blamed = found
+        if size == 1:
+            break
+        size = max(1, size // 2)
     return tuple(int(j) for j in used[blamed])
 
 

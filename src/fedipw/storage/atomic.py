@@ -18,7 +18,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-from fedipw.errors import InputError
+from fedipw.errors import InputError, UnwritableError
 from fedipw.storage.lock import locked
 
 _ABANDONED = 86_400.0  # seconds without a byte after which a temporary's writer must be gone
@@ -81,7 +81,7 @@ def written_directory(path: str | Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
-        raise _unwritable(out, error) from error
+        raise unwritable(out, error) from error
     try:
         yield stage
         made = {file: out / file.name for file in sorted(stage.iterdir())}
@@ -99,7 +99,7 @@ def check_place(path: Path) -> None:
     try:
         impossible = path.is_dir() or not path.parent.is_dir()
     except OSError as error:  # a name too long, for one
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     if impossible:
         raise InputError(f"{path} cannot be written: its directory does not exist or it is one.")
 
@@ -127,7 +127,7 @@ def _temporary(place: Path) -> Iterator[Path]:
             pass
         yield path
     except OSError as error:
-        raise _unwritable(place, error) from error
+        raise unwritable(place, error) from error
     finally:
         with suppress(OSError):
             path.unlink()
@@ -155,5 +155,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be written: {error.strerror or error}.")
+def unwritable(path: Path, error: Exception) -> UnwritableError:
+    """Return the error that a file cannot be written, by what went wrong."""
+    reason = getattr(error, "strerror", None) or str(error).split("\n", maxsplit=1)[0]
+    return UnwritableError(f"{path} cannot be written: {reason.removesuffix('.')}.")

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 import numpy as np
 import polars as pl
 
-from fedipw.errors import InputError
+from fedipw.errors import InputError, NotFiniteError
 from fedipw.numerics.checks import some
 from fedipw.storage.atomic import check_place, written_path
 from fedipw.tables.columns import ENROLLED, ID, NO, YES
@@ -216,6 +216,21 @@ def write_table(frame: pl.DataFrame | pl.LazyFrame, path: str | Path) -> None:
         _FORMATS[_format(place)].write(frame.lazy(), temporary)
 
 
+def check_results(frame: pl.DataFrame, where: str | Path) -> None:
+    """Raise if a table of results holds a number that is not finite; a null is none.
+
+    >>> check_results(pl.DataFrame({"unit_id": ["a"], "weight": [float("inf")]}), "weights.csv")
+    Traceback (most recent call last):
+    ...
+    fedipw.errors.NotFiniteError: weights.csv would hold 1 number(s) that are not finite, in ...
+    """
+    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
+    counts = frame.select((~pl.col(floats).is_finite()).sum()).row(0) if floats else ()
+    bad = {name: count for name, count in zip(floats, counts, strict=True) if count}
+    if bad:
+        raise NotFiniteError(str(where), tuple(bad), sum(bad.values()))
+
+
 def check_table_path(path: Path) -> None:
     """Raise if a table cannot be written to ``path``, before any work is done."""
     _format(path)
@@ -317,6 +332,8 @@ def _with_flags(query: pl.LazyFrame, where: Path | str) -> pl.LazyFrame:
         kind = query.collect_schema().get(ENROLLED, pl.Boolean)
     if kind == pl.Boolean:
         return query
+    if not (kind.is_numeric() or kind in (pl.String, pl.Categorical, pl.Enum, pl.Null)):
+        raise InputError(f"{where}: {ENROLLED!r} holds {kind}; it must be true or false.")
     text = pl.col(ENROLLED).cast(pl.String).str.to_lowercase().str.strip_chars()
     with reading(where):
         odd = query.select(text.filter(~text.is_in(list(_FLAGS)))).head(1).collect()
