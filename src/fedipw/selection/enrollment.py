@@ -27,7 +27,8 @@ from fedipw.numerics.newton import Sums, newton_minimum
 from fedipw.selection.classifiers import PENALTY, Newton
 from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_before_enrollment
 from fedipw.selection.overlap import Overlap, overlap
-from fedipw.selection.saved import StageModel, block_prob
+from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.saved import ENROLLMENT, StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.design import Design, DesignRows, bound_design
 from fedipw.tables.formula import term_matrix, term_of
@@ -108,6 +109,14 @@ class EnrollmentStage(ABC):
     @abstractmethod
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return balance columns, ``main``, or ``rich`` or ``wide`` as the enrolled allow."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next fit starts from, where clients join and leave."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back; an empty one is that before the first fit."""
+        del state
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out; none if that is not known."""
@@ -280,6 +289,24 @@ class TableEnrollment(EnrollmentStage):
             self._note = f"enrollment by a fit with a penalty of {PENALTY:g}: {error}"
         self._present = present.copy()
         return self._last
+
+    def state(self) -> dict[str, Any]:
+        """Return the last fit, from which the next one starts."""
+        last = None if self._last is None else self._last.fit
+        if not isinstance(last, LogisticFit) or self._present is None:
+            return {}  # others are fitted alike wherever they start
+        return {"fit": last.state(), "present": self._present, "note": self._note}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put the last fit back, or forget it."""
+        self._last, self._present, self._note = None, None, ""
+        if not state:
+            return
+        fit = LogisticFit.restored(self.coded.design.names, self.coded.frame, state["fit"])
+        self._last = StageModel(
+            stage=ENROLLMENT, design=self.coded.design, fit=fit, left_out=self.coded.left_out
+        )
+        self._present, self._note = np.array(state["present"]), str(state["note"])
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the enrollment model's columns, or those with squares and products."""

@@ -455,6 +455,16 @@ class Participation:
             "steps": {step.step.name: step.state() for step in self.steps},
         }
 
+    def head(self) -> dict[str, Any]:
+        """Return the state without the rows of the rounds."""
+        frames = {s.step.name: s.store.frame for s in self.steps}
+        named = {
+            name: None if frame is None else {"centre": frame.centre, "scale": frame.scale}
+            for name, frame in frames.items()
+        }
+        steps = {s.step.name: {**s.head(), "frame": named[s.step.name]} for s in self.steps}
+        return {"rounds": self.rounds, "history": self._history.state(), "steps": steps}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
         self.rounds, self._open = int(state["rounds"]), None
@@ -707,16 +717,26 @@ class StepLearner:
             stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out
         )
 
+    def sums_before(self, k: int) -> FloatArray:
+        """Return the column sums of the rounds before round k, counted from 0, (q,)."""
+        return self._sums[k]
+
+    def head(self) -> dict[str, Any]:
+        """Return what is needed of the last fit."""
+        fit = self.fit
+        return {
+            "left_out": self.left_out,
+            "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
+            "fit": fit.state() if isinstance(fit, LogisticFit) else None,
+        }
+
     def state(self) -> dict[str, Any]:
         """Return the rows, and what is needed of the last fit."""
-        fit = self.fit
         return {
             "store": self.store.state(),
             "totals": [list(pair) for pair in self._totals],
             "sums": np.array(self._sums),
-            "left_out": self.left_out,
-            "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
-            "fit": fit.state() if isinstance(fit, LogisticFit) else None,
+            **self.head(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -155,7 +155,7 @@ class Ledger:
 
     def read(self, index: int) -> pl.DataFrame:
         """Return one closed round, checked."""
-        path = self._path(index)
+        path = self.path(index)
         self._check_columns(self._schema_of(index), path)
         with reading(path):
             frame = pl.read_parquet(path)
@@ -166,8 +166,8 @@ class Ledger:
         """Return all closed rounds as a query; files of other columns or types are errors."""
         rounds = self.require_rounds()
         for index in rounds[1:]:
-            self._check_columns(self._schema_of(index), self._path(index))
-        return pl.scan_parquet([self._path(index) for index in rounds], glob=False)
+            self._check_columns(self._schema_of(index), self.path(index))
+        return pl.scan_parquet([self.path(index) for index in rounds], glob=False)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Yield the closed rounds in order, one in memory at a time."""
@@ -177,13 +177,16 @@ class Ledger:
     @contextmanager
     def writing(self) -> Iterator[LedgerWriter]:
         """Hold the ledger for one writer, as a server does for as long as it runs."""
+        self._make()
+        with locked(self.directory, "writes the ledger"):
+            remove_abandoned(self.directory)
+            yield LedgerWriter(self)
+
+    def _make(self) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.directory} cannot be made: {error.strerror}.") from error
-        with locked(self.directory, "writes the ledger"):
-            remove_abandoned(self.directory)
-            yield LedgerWriter(self)
 
     def append(self, index: int, frame: pl.DataFrame) -> None:
         """Write a round that has closed; the next number only, and never over another.
@@ -191,37 +194,40 @@ class Ledger:
         The ledger is held meanwhile: a program that keeps it with :meth:`writing` appends there.
         """
         closed = _closed(index, frame)
-        with self.writing():
+        self._make()
+        # what others left is cleaned by whoever holds the ledger for long: that lists the directory
+        with locked(self.directory, "writes the ledger"):
             self._write(index, closed)
 
     def has(self, index: int) -> bool:
         """Return whether a round is closed, without a look at the others."""
-        return self._path(index).is_file()
+        return self.path(index).is_file()
 
     def _write(self, index: int, frame: pl.DataFrame) -> None:
         follows = index == self.since or self.has(index - 1)
         if index < self.since or not follows or self.has(index):
             last = max(self.rounds, default="none")
             raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
-        path = self._path(index)
+        path = self.path(index)
         if index > self.since:
             self._check_columns(frame.schema, path)
         self._write_version()
         names = frame.columns if index == self.since else self.schema.names()
         write_table(frame.select(names), path)
 
-    def _path(self, index: int) -> Path:
+    def path(self, index: int) -> Path:
+        """Return the file of a round."""
         return self.directory / f"round-{index:06d}.parquet"
 
     def _schema_of(self, index: int) -> pl.Schema:
-        path = self._path(index)
+        path = self.path(index)
         if not path.is_file():
             raise InputError(f"No round {index} in {self.directory}.")
         with reading(path):
             return pl.Schema(pl.read_parquet_schema(path))
 
     def _check_columns(self, schema: pl.Schema, path: Path) -> None:
-        check_same_columns(schema, self.schema, str(path), self._path(self.since).name)
+        check_same_columns(schema, self.schema, str(path), self.path(self.since).name)
 
     def _check_version(self) -> None:
         path = self.directory / _VERSION_FILE

@@ -356,9 +356,15 @@ def _source(learner: Participation, places: IntArray | None) -> ParticipationSou
     return learner if places is None else CollapsedParticipation(learner, places)
 
 
-def ledger_rounds(ledger: Ledger, members: Members) -> Iterator[tuple[Round, pl.DataFrame]]:
-    """Yield each round of a ledger and its table, checked against who was enrolled then."""
-    for index, table in enumerate(ledger, ledger.since):
+def ledger_rounds(
+    ledger: Ledger, members: Members, *, after: int = 0
+) -> Iterator[tuple[Round, pl.DataFrame]]:
+    """Yield each round of a ledger and its table, checked against who was enrolled then.
+
+    The first ``after`` rounds are left out.
+    """
+    for index in ledger.rounds[after:]:
+        table = ledger.read(index)
         yield coming_round(table.drop(AFTERWARDS, strict=False), index, members, ledger), table
 
 
