@@ -255,9 +255,9 @@ class Audit:
 
     def visible(self) -> Audit:
         """Return the audit with characters written out that are not seen or turn others around."""
-        plain = _ADAPTER.dump_python(self)
+        plain = json.loads(_ADAPTER.dump_json(self))
         made = _visible(plain)
-        return self if made == plain else _ADAPTER.validate_python(made)
+        return self if made == plain else _ADAPTER.validate_json(json.dumps(made))
 
     @classmethod
     def from_json(cls, text: str, what: str = "the audit") -> Audit:
@@ -293,4 +293,4 @@ def _visible(value: Any) -> Any:
         return visible(value)
     if isinstance(value, dict):
         return {visible(key): _visible(part) for key, part in value.items()}
-    return type(value)(map(_visible, value)) if isinstance(value, list | tuple) else value
+    return [_visible(part) for part in value] if isinstance(value, list) else value

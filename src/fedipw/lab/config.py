@@ -33,7 +33,7 @@ from fedipw.lab.scenario import (
     TrainingSettings,
 )
 from fedipw.lab.testbed import Testbed
-from fedipw.numerics.checks import LARGEST, shown
+from fedipw.numerics.checks import LARGEST, SMALLEST, shown
 
 T = TypeVar("T")
 WHOLE = 10**9  # the largest whole number of a setting: clients, rounds, steps
@@ -90,6 +90,8 @@ def _check_numbers(value: Any, where: str) -> None:
         most = LARGEST if isinstance(value, float) else WHOLE
         if isinstance(value, int) and where.endswith("seed"):
             most = 2**63 - 1
+        if 0.0 < abs(value) < SMALLEST:
+            raise InputError(f"{where} = {value!r} is too small to compute with; 0 is not.")
         if abs(value) > most and not (isinstance(value, float) and math.isinf(value)):
             raise InputError(
                 f"{where} = {shown(value)} is out of range: {most:g} is the largest number there."

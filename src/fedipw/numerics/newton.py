@@ -143,7 +143,7 @@ def _newton_step(at: Sums) -> FloatArray | None:
     rounding = 1e-13 * np.sqrt(max(1.0, abs(at.value)))  # of a gradient in this scaling
     if np.linalg.norm(along[~solid]) > max(rounding, 1e-6 * float(np.linalg.norm(gradient))):
         return None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         step: FloatArray = vectors[:, solid] @ (along[solid] / values[solid]) / scale
     return step if np.abs(step).max(initial=0.0) <= LARGEST else None
 

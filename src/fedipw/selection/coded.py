@@ -128,6 +128,7 @@ class CodedTable:
             frame = Frame.of(sample.columns, sample.weights if len(sample.weights) else None)
         else:
             frame = Frame.unchanged(len(design.terms))
+        frame.check(design.names, table.name)
         partitions: Partitions
         if settings.client is None:
             partitions = _local(table, rows, frame, settings.scratch, progress)

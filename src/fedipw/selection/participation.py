@@ -619,7 +619,10 @@ class StepLearner:
         places = coded.places if known is None else coded.places[known]
         taken = np.zeros(len(rows), dtype=np.bool_)
         taken[places] = True
+        fresh = self.store.frame is None
         self.store.append(coded.columns, labels, rows[places])
+        if fresh and self.store.frame is not None:
+            self.store.frame.check(self.step.design.names, "rounds")
         return taken
 
     def totals(self, first: int, last: int) -> tuple[int, int, FloatArray]:

@@ -120,6 +120,16 @@ class Design:
 
     def rows(self, frame: pl.DataFrame, where: str) -> DesignRows:
         """Return the columns of a table's rows; ``where`` names the table in errors."""
+        try:
+            return self._rows(frame, where)
+        except (pl.exceptions.PolarsError, OverflowError, KeyError) as error:
+            reason = str(error).split("\n", maxsplit=1)[0]
+            raise InputError(
+                f"{where} does not fit the design it is coded by ({reason}): the design was bound "
+                "to another table, or is damaged."
+            ) from error
+
+    def _rows(self, frame: pl.DataFrame, where: str) -> DesignRows:
         numbers = _number_columns(self)
         table: dict[str, pl.Series] = {}
         gone: dict[str, pl.Series] = {}  # where a column is taken as missing

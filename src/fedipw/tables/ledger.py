@@ -281,6 +281,8 @@ def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
     if frame[ID].n_unique() != frame.height:
         twice = frame[ID].filter(frame[ID].is_duplicated()).unique(maintain_order=True)
         raise InputError(f"{where}: {ID} {some(twice.to_list())} stands more than once.")
+    if not frame[ROUND].dtype.is_integer() and frame.height:
+        raise InputError(f"{where}: column {ROUND!r} holds {frame[ROUND].dtype}, not whole numbers.")
     others = frame[ROUND].filter(frame[ROUND] != index)
     if len(others) or frame[ROUND].null_count():
         raise InputError(f"{where}: column {ROUND!r} holds {some(others.unique().to_list())}.")

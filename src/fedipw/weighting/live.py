@@ -90,8 +90,9 @@ class Live:
         self._snapshot: Snapshot | None = None
         self._times = 0  # the open round was weighed
         self._unused = ""  # why a snapshot was left aside
-        self._closed = len(ledger.require_rounds()) if ledger.rounds else 0
+        self._closed = len(ledger.rounds)
         if self._closed:
+            ledger.require_rounds()
             self._bind(None)
 
     @property
