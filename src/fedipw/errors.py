@@ -54,8 +54,8 @@ class SeparationError(FedIPWError, ValueError):
         return (
             f"{', '.join(self.columns[:8])}{more} separate(s) selected from non-selected clients "
             f"in {self.n_rows} rows: probabilities run to 0 or 1 and no weight exists for the "
-            "clients that can never be selected. Drop or coarsen the covariate(s), or add an L2 penalty "
-            "(`l2=...`, --l2) if the split is an accident of a small sample."
+            "clients that can never be selected. Drop or coarsen the covariate(s), or add an L2 "
+            "penalty (`l2=...`, --l2) if the split is an accident of a small sample."
         )
 
 

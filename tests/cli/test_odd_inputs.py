@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,6 +17,7 @@ from fedipw.errors import InputError
 from fedipw.selection.coded import CodedTable
 from fedipw.selection.enrollment import rich_design
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedipw.tables.design import bound_design
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import Table
 from worlds import World
@@ -165,7 +167,7 @@ def test_checkpoints_with_a_header_of_another_kind(tmp_path: Path, header: bytes
     with np.load(path) as file:
         arrays = dict(file)
     arrays["header"] = np.frombuffer(header, dtype=np.uint8)
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    np.savez(path, **arrays)
     with pytest.raises(InputError, match="is damaged"):
         load_checkpoint(tmp_path, "f")
 
@@ -177,9 +179,9 @@ def test_checkpoints_that_were_edited_packed_or_damaged(tmp_path: Path, change: 
     with np.load(path) as file:
         arrays = dict(file)
     if change == "array":
-        np.savez(path, **{**arrays, "/a": np.zeros(300)})  # type: ignore[arg-type]
+        np.savez(path, **{**arrays, "/a": np.zeros(300)})
     elif change == "compressed":
-        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+        np.savez_compressed(path, **arrays)
     else:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
@@ -245,12 +247,12 @@ def test_pairs_of_many_columns_are_not_even_named(monkeypatch: pytest.MonkeyPatc
     """A rich design of 600 columns has 180,300 squares and pairs; none is bound in vain."""
     coded = CodedTable.of(Table(wide(600, 700)))
     longest = 0
-    bind = module.bound_design
+    bind = bound_design
 
-    def watched(formula: str, *given: object, **more: object) -> object:
+    def watched(formula: str, *given: Any, **more: Any) -> object:
         nonlocal longest
         longest = max(longest, formula.count("+"))
-        return bind(formula, *given, **more)  # type: ignore[arg-type]
+        return bind(formula, *given, **more)
 
     monkeypatch.setattr(module, "bound_design", watched)
     assert len(rich_design(coded, 350).terms) == 600

@@ -38,8 +38,10 @@ class Box:
     width: float
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.width) and self.width >= 0.0):
-            raise InputError(f"A slack must be 0 or more, not {self.width!r}.")
+        if not 0.0 <= self.width <= LARGEST:
+            raise InputError(
+                f"A slack must be 0 or more, and {LARGEST:g} at most, not {self.width!r}."
+            )
 
 
 @final

@@ -68,12 +68,13 @@ def calibrate(
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
-    from fedipw.cli.options import check_inputs_kept, scheduled
+    from fedipw.cli.options import check_inputs_kept, claim, scheduled
     from fedipw.tables.table import check_results, check_table_path, write_table
     from fedipw.tables.targets import Targets
 
     check_table_path(out)
     check_inputs_kept(out, None, units, targets)
+    claim(out)
     rule = distance_named(distance.value, None if bounds is None else _bounds(bounds))
     with scheduled(scheduler) as client:
         table, found = calibrated_table(

@@ -19,6 +19,7 @@ from fedipw.cli.options import (
     Rounds,
     Scheduler,
     check_inputs_kept,
+    claim,
     coded_stage,
     scheduled,
 )
@@ -83,6 +84,7 @@ def evaluate(
     if out is not None:
         check_table_path(out)
         check_inputs_kept(out, rounds, *given.paths, metrics, against)
+        claim(out)
     _check_numbers(sensitivity or [], jackknife, confidence)
     if conclusion is not None and not sensitivity:
         raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")

@@ -125,7 +125,13 @@ def main() -> None:
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # also panics of polars, which are no Exception
-        _end(_of_bug(error), UNEXPECTED)
+        if "start new thread" in str(error):
+            _end(f"No thread can be started ({error}). {_SMALLER}", BAD_INPUT)
+        try:
+            message = _of_bug(error)
+        except MemoryError:
+            _end(f"Memory ran out. {_SMALLER}", BAD_INPUT)
+        _end(message, UNEXPECTED)
 
 
 def _code(error: FedIPWError) -> int:

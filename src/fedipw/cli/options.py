@@ -12,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import click
 from typer import Option
 
 from fedipw.cli.terminal import bar
@@ -204,6 +205,16 @@ def check_inputs_kept(out: Path, rounds: Path | None, *inputs: Path | None) -> N
             raise InputError(f"{out} lies in the table {given[folder]}: write it elsewhere.")
     if rounds is not None and _real(rounds) in place.parents:
         raise InputError(f"{out} lies in the ledger {rounds}: write it elsewhere.")
+
+
+def claim(*places: Path | None) -> None:
+    """Hold the outputs of this command until it ends, or raise if another one writes them."""
+    from fedipw.storage.lock import claimed
+
+    command = click.get_current_context()
+    for place in places:
+        if place is not None:
+            command.with_resource(claimed(place, f"runs fedipw {command.info_name} for it"))
 
 
 def _real(path: Path) -> Path:

@@ -24,6 +24,7 @@ from fedipw.cli.options import (
     check_inputs_kept,
     check_probabilities,
     check_strict,
+    claim,
     coded_stage,
     scheduled,
 )
@@ -84,6 +85,7 @@ def weights(
         raise InputError("The same-round fit has a model for each round: there is none to save.")
     ledger = Ledger(rounds)
     ledger.require_rounds()
+    claim(out)
     with scheduled(scheduler) as client:
         settings = asked.settings(l2=l2, trim=trim, models=models, client=client)
         if save_models is not None:
@@ -106,23 +108,17 @@ def weights(
 @contextmanager
 def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
     """Yield a function that takes tables; they become one file at the end, or none."""
-    import tempfile
-
     import polars as pl
 
-    from fedipw.storage.atomic import unwritable
+    from fedipw.storage.atomic import scratch_directory, unwritable
     from fedipw.tables.table import check_results, write_table
 
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent)
-    except OSError as error:
-        raise unwritable(out, error) from error
-    with scratch as directory:
+    with scratch_directory(out) as directory:
         made: list[Path] = []
 
         def write(table: pl.DataFrame) -> None:
             check_results(table, out)
-            made.append(Path(directory) / f"{len(made):06d}.parquet")
+            made.append(directory / f"{len(made):06d}.parquet")
             try:
                 table.write_parquet(made[-1])
             except (OSError, pl.exceptions.PolarsError) as error:

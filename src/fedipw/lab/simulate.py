@@ -85,20 +85,20 @@ def simulate(
         if progress is not None:
             progress(done, scenario.rounds)
 
-    if not resume:
-        save_checkpoint(checkpoint, run.state(), fingerprint)
-        (out / "summary.json").unlink(missing_ok=True)  # from here on this run is unfinished
     try:
+        if not resume:
+            save_checkpoint(checkpoint, run.state(), fingerprint)
+            (out / "summary.json").unlink(missing_ok=True)  # from here on this run is unfinished
         run.advance(scenario.rounds - run.rounds, after=after)
+        return _written(scenario, run, out)
     except FedIPWError as error:
         # without space the run can go on later; else it would fail again where it did
         if not (resume or isinstance(error, UnwritableError)):
             (checkpoint / "checkpoint.npz").unlink(missing_ok=True)
-            for made in (checkpoint, out):
-                with suppress(OSError):
-                    made.rmdir()
+        for made in (checkpoint, out):
+            with suppress(OSError):  # where something is in it
+                made.rmdir()
         raise
-    return _written(scenario, run, out)
 
 
 def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedipw.numerics import FloatArray
 
 SHOWN = 5
 _JOINS = "\u200c\u200d"  # between letters of Persian and Indic scripts, and in emoji
+_FAR, _DIGITS = 1e10, 4e-15  # values over their spread; a spread of rounding
 _LONG = 160  # characters of a value that messages show
 LARGEST = 1e100  # of a number that is given: squares, and sums of them, stay finite
 SMALLEST = 1.0 / LARGEST  # of a probability, and of the largest number of a column
@@ -105,6 +106,28 @@ def check_magnitude(values: ArrayLike, name: str, where: str = "") -> None:
         f"{start} holds numbers too small to be told apart, {largest:.3g} at most, below "
         f"{SMALLEST:g}. Correct them, or scale them up."
     )
+
+
+def check_offsets(columns: FloatArray, names: Sequence[str], where: str) -> None:
+    """Raise if a column (q, m) varies by too little around its values to be weighed by.
+
+    Log odds are sums of coefficients times values. Where values are 1e10 times their spread or
+    more, what is left when they cancel is rounding. A spread of a few last digits is none.
+
+    >>> check_offsets(1e15 + np.arange(9.0)[None], ["age"], "people")
+    Traceback (most recent call last):
+    ...
+    fedipw.errors.InputError: people: 'age' varies by 8 around 1e+15: its values agree in nearly ...
+    """
+    if not columns.shape[1]:
+        return
+    low, high = columns.min(axis=1), columns.max(axis=1)
+    size, spread = np.maximum(np.abs(low), np.abs(high)), high - low
+    for j in np.flatnonzero((spread > _DIGITS * size) & (spread < size / _FAR)).tolist():
+        raise InputError(
+            f"{where}: {names[j]!r} varies by {spread[j]:.3g} around {low[j]:.6g}: its values "
+            "agree in nearly all their digits. Subtract its mean, or leave it out."
+        )
 
 
 def check_positive(value: float, name: str) -> float:

@@ -26,8 +26,8 @@ from fedipw.numerics.logistic import logistic_sums
 from fedipw.numerics.newton import Sums, newton_minimum
 from fedipw.selection.classifiers import PENALTY, Newton
 from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_before_enrollment
-from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.saved import ENROLLMENT, StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.design import Design, DesignRows, bound_design

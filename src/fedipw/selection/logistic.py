@@ -21,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
+from fedipw.numerics.checks import LARGEST
 from fedipw.numerics.logistic import ColumnSums, column_sums, sigmoids
 from fedipw.numerics.newton import NewtonResult, NewtonStatus, Sums, newton_minimum
 from fedipw.selection.separation import separating_columns
@@ -204,8 +205,8 @@ def logistic_fit(
     >>> fit.prob(np.array([[1.0]])).round(6), fit.standard_errors.round(4)
     (array([0.666667]), array([1.8708, 1.4142]))
     """
-    if not l2 >= 0.0:
-        raise InputError(f"l2 must be 0 or more, not {l2!r}.")
+    if not 0.0 <= l2 <= LARGEST:
+        raise InputError(f"l2 must be 0 or more, and {LARGEST:g} at most, not {l2!r}.")
     names = tuple(names)
     q = len(names)
     if q > _WIDE and q >= partitions.rows and l2 == 0.0:

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.numerics.checks import LARGEST, SMALLEST, check_rows, some
+from fedipw.numerics.checks import LARGEST, SMALLEST, check_offsets, check_rows, some
 from fedipw.selection.classifiers import PENALTY, Estimator, Fit, Newton, Rate
 from fedipw.selection.logistic import LogisticFit, likelihood_sums
 from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
@@ -619,10 +619,9 @@ class StepLearner:
         places = coded.places if known is None else coded.places[known]
         taken = np.zeros(len(rows), dtype=np.bool_)
         taken[places] = True
-        fresh = self.store.frame is None
+        if self.store.frame is None:
+            check_offsets(coded.columns, self.step.design.names, "rounds")
         self.store.append(coded.columns, labels, rows[places])
-        if fresh and self.store.frame is not None:
-            self.store.frame.check(self.step.design.names, "rounds")
         return taken
 
     def totals(self, first: int, last: int) -> tuple[int, int, FloatArray]:

@@ -122,7 +122,7 @@ class Design:
         """Return the columns of a table's rows; ``where`` names the table in errors."""
         try:
             return self._rows(frame, where)
-        except (pl.exceptions.PolarsError, OverflowError, KeyError) as error:
+        except (pl.exceptions.PolarsError, ArithmeticError, LookupError) as error:
             reason = str(error).split("\n", maxsplit=1)[0]
             raise InputError(
                 f"{where} does not fit the design it is coded by ({reason}): the design was bound "
@@ -465,7 +465,8 @@ def _indicators(terms: Sequence[Term], fills: Mapping[str, float]) -> list[Term]
 
 def _known_series(frame: pl.DataFrame, column: str, kind: str, where: str) -> pl.Series:
     """Return a column of a later table, of the kind it was."""
-    series = frame.get_column(column, default=None)  # a schema of thousands takes long to make
+    # a schema of thousands of columns takes long to make
+    series: pl.Series | None = frame.get_column(column, default=None)
     if series is None:
         raise InputError(f"{where} has no column {column!r}{near(column, frame.columns)}")
     if series.null_count() == len(series):  # any type can hold nothing

@@ -213,7 +213,7 @@ class Ledger:
             self._check_columns(frame.schema, path)
         self._write_version()
         names = frame.columns if index == self.since else self.schema.names()
-        write_table(frame.select(names), path)
+        write_table(frame.select(names), path, cleaned=False)
 
     def path(self, index: int) -> Path:
         """Return the file of a round."""
@@ -282,7 +282,9 @@ def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
         twice = frame[ID].filter(frame[ID].is_duplicated()).unique(maintain_order=True)
         raise InputError(f"{where}: {ID} {some(twice.to_list())} stands more than once.")
     if not frame[ROUND].dtype.is_integer() and frame.height:
-        raise InputError(f"{where}: column {ROUND!r} holds {frame[ROUND].dtype}, not whole numbers.")
+        raise InputError(
+            f"{where}: column {ROUND!r} holds {frame[ROUND].dtype}, not whole numbers."
+        )
     others = frame[ROUND].filter(frame[ROUND] != index)
     if len(others) or frame[ROUND].null_count():
         raise InputError(f"{where}: column {ROUND!r} holds {some(others.unique().to_list())}.")

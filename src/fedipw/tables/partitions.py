@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCK_ROWS = 65_536
-FAR = 1e10  # a mean this many deviations away leaves about 1e-6 of log odds
 _BLOCK_BYTES = 16 * 2**20
 MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a scratch file
 
@@ -257,21 +256,6 @@ class Frame:
         scale = np.sqrt((columns - centre[:, None]) ** 2 @ share)
         tiny = 1e-12 * np.maximum(1e-300, np.abs(columns).max(axis=1, initial=0.0))
         return cls(centre, np.where(scale > tiny, scale, 1.0))
-
-    def check(self, names: Sequence[str], where: str) -> None:
-        """Raise if a column varies by too little around its mean to be weighed exactly.
-
-        Log odds are sums of coefficients times values: where those are 1e10 times their spread or
-        more, what is left after they cancel is rounding.
-        """
-        odd = np.flatnonzero(np.abs(self.centre) > FAR * self.scale)
-        far = [j for j in odd if self.scale[j] != 1.0]  # 1 is of columns that do not vary
-        if far:
-            j = far[0]
-            raise InputError(
-                f"{where}: {names[j]!r} varies by {self.scale[j]:.3g} around {self.centre[j]:.6g}: "
-                "its values agree in nearly all their digits. Subtract its mean, or leave it out."
-            )
 
     def matrix(self) -> FloatArray:
         """Return what takes coefficients, intercept last, of columns to those in this frame."""

@@ -14,7 +14,7 @@ import polars as pl
 
 from fedipw.errors import InputError, NotFiniteError
 from fedipw.numerics.checks import some
-from fedipw.storage.atomic import check_place, written_path
+from fedipw.storage.atomic import check_place, unwritable, written_path
 from fedipw.tables.columns import ENROLLED, ID, NO, YES
 
 BATCH_ROWS = 131_072
@@ -208,12 +208,20 @@ def read_table(source: TableLike) -> pl.DataFrame:
     return Table(source).collect()
 
 
-def write_table(frame: pl.DataFrame | pl.LazyFrame, path: str | Path) -> None:
-    """Write a table by suffix; the result of a query is written as it comes."""
+def write_table(
+    frame: pl.DataFrame | pl.LazyFrame, path: str | Path, *, cleaned: bool = True
+) -> None:
+    """Write a table by suffix; the result of a query is written as it comes.
+
+    See :func:`~fedipw.storage.atomic.written_path` for ``cleaned``.
+    """
     place = Path(path)
     check_table_path(place)
-    with written_path(place) as temporary:
-        _FORMATS[_format(place)].write(frame.lazy(), temporary)
+    with written_path(place, cleaned=cleaned) as temporary:
+        try:
+            _FORMATS[_format(place)].write(frame.lazy(), temporary)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise unwritable(place, error) from error
 
 
 def check_results(frame: pl.DataFrame, where: str | Path) -> None:
