@@ -57,11 +57,13 @@ class Command:
     arguments: tuple[str, ...]
     output: str  # a file, or a directory
 
-    def started(self, folder: Path, limit: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    def started(
+        self, folder: Path, limit: Callable[[], None] | None = None
+    ) -> subprocess.Popen[str]:
         """Start the command in a directory of its inputs, as the leader of its own group."""
         return subprocess.Popen(
             [sys.executable, "-m", "fedipw.cli", *self.arguments],
-            cwd=folder, preexec_fn=limit, start_new_session=True, text=True,
+            cwd=folder, preexec_fn=limit, start_new_session=True, text=True,  # noqa: PLW1509
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2"},
         )  # fmt: skip
@@ -133,8 +135,9 @@ def whole(path: Path) -> bool:
 def broken(folder: Path) -> list[str]:
     """Return the outputs that are not whole; temporaries, which nobody reads, are none."""
     found = (p for p in sorted((folder / "out").rglob("*")) if p.is_file())
-    shown = [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    return [str(p.relative_to(folder)) for p in shown if not whole(p)]
+    names = {p.relative_to(folder): p for p in found}
+    shown = {n: p for n, p in names.items() if not any(part[0] == "." for part in n.parts)}
+    return [str(name) for name, path in shown.items() if not whole(path)]
 
 
 def left_over(folder: Path) -> list[str]:
@@ -182,7 +185,9 @@ def faulty(command: Command, kind: str, folder: Path) -> dict[str, Any]:
     return {"code": process.returncode, "error": err.strip()[-300:], "left": left}
 
 
-def kills(command: Command, folder: Path, count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
+def kills(
+    command: Command, folder: Path, count: int, chance: random.Random
+) -> Iterator[dict[str, Any]]:
     """Kill a command at moments spread over its run; yield what each kill found and left."""
     took = np.inf
     for _ in range(2):  # the first one compiles and fills caches
@@ -200,7 +205,8 @@ def kills(command: Command, folder: Path, count: int, chance: random.Random) -> 
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         killed = process.returncode == -signal.SIGKILL
-        yield {"at": moment / took, "inside": killed, "broken": broken(folder), "left": left_over(folder)}
+        found = {"broken": broken(folder), "left": left_over(folder)}
+        yield {"at": moment / took, "inside": killed, **found}
 
 
 def _cleared(folder: Path) -> None:

@@ -32,7 +32,8 @@ def main() -> int:
         run_case(asked.seed, index, result, keep=asked.only is not None)
         for fault in result.faults[known:]:
             print(
-                f"case {fault.case} ({fault.kind}: {fault.about}): {fault.why}\n  {fault.arguments}\n",
+                f"case {fault.case} ({fault.kind}: {fault.about}): {fault.why}\n"
+                f"  {fault.arguments}\n",
                 flush=True,
             )
         if (index + 1) % 500 == 0:

@@ -45,7 +45,7 @@ class Case:
     kind: str
     arguments: list[object] = field(default_factory=list)
     outputs: set[str] = field(default_factory=set)
-    judge: Callable[[Path, str, "Call"], Iterator[str]] | None = None
+    judge: Callable[[Path, str, Call], Iterator[str]] | None = None
     direct: Callable[[], object] | None = None  # in place of a command
     about: str = ""
 
@@ -65,7 +65,8 @@ def formula(rng: Rng) -> str:
         return "".join(parts)
     return one_of(rng, (
         "age**" + "9" * 5000, "os[" + " " * 8000, "[" * 3000, "`" * 3001, "*".join(["age"] * 30),
-        ":".join(["os"] * 30), "+".join(["age"] * 3000), "a" * 50_000, "ns(age" + ", 1" * 2000 + ")",
+        ":".join(["os"] * 30), "+".join(["age"] * 3000), "a" * 50_000,
+        "ns(age" + ", 1" * 2000 + ")",
         "age**0", "age**-1", "age**1.5", "C(age)**2", "- age", ". - .", "ns(age, 1e308, -1e308)",
         "ns(age, 0, 1e-320)", "ns(age, -1e308, 1e308)", "os[\u202eios]", "age**101", "age**100",
     ))  # fmt: skip
@@ -201,6 +202,9 @@ def _rows_of(path: Path) -> int:
     return (pl.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)).height
 
 
+_BOUNDS = ("0.2,5", "1,1", "nan,nan", "-1e308,1e308", "x", "0,1e-320")
+
+
 def calibrate_case(rng: Rng, where: Path) -> Case:
     inputs, gentle = _prepared(rng, ("people", "people", "targets", "targets", "files", "options"))
     if rng.random() < 0.3:
@@ -215,7 +219,7 @@ def calibrate_case(rng: Rng, where: Path) -> Case:
     if not gentle:
         more: Mapping[str, Callable[[Rng], list[str]]] = {
             "--base": lambda rng: [one_of(rng, ("rooms", "age", "os", "x"))],
-            "--bounds": lambda rng: [one_of(rng, ("0.2,5", "1,1", "nan,nan", "-1e308,1e308", "x", "0,1e-320"))],
+            "--bounds": lambda rng: [one_of(rng, _BOUNDS)],
             "--population-size": lambda rng: [number(rng)],
             "--slack": lambda rng: [number(rng)],
         }  # fmt: skip
@@ -230,8 +234,10 @@ def calibrate_case(rng: Rng, where: Path) -> Case:
             wanted = wanted.clear()
         made = pl.read_parquet(folder / out)
         negative = distance in {"linear", "quadratic"} and "--bounds" in asked
-        flags = people.with_columns(pl.col("enrolled").cast(pl.String).str.to_lowercase().str.strip_chars()
-                                    .is_in(["true", "1", "yes", "1.0"])) if "enrolled" in people.columns else people  # fmt: skip
+        flags = people
+        if "enrolled" in people.columns:
+            words = pl.col("enrolled").cast(pl.String).str.to_lowercase().str.strip_chars()
+            flags = people.with_columns(words.is_in(["true", "1", "yes", "1.0"]))
         yield from oracle.calibration(
             made, flags, wanted, negative=negative or distance == "linear"
         )
@@ -364,8 +370,11 @@ features = 2
 [scenarios.a]
 """
 _VALUES = (
-    "{a = 0.8}", "[1]", "[]", '"x"', '""', "true", "1979-05-27", "nan", "inf", "-inf", "1e30", "1e308", "1" + "0" * 30,
-    "-1", "0", "0.0", "1.5", "1e-320", "9" * 5000, '"\\u202e"', "[[[[1]]]]", "9223372036854775807", "2147483648",
+    "{a = 0.8}", "[1]", "[]", '"x"', '""', "true",
+    "1979-05-27", "nan", "inf", "-inf", "1e30", "1e308",
+    "1" + "0" * 30,
+    "-1", "0", "0.0", "1.5", "1e-320", "9" * 5000, '"\\u202e"', "[[[[1]]]]", "9223372036854775807",
+    "2147483648",
 )  # fmt: skip
 
 
@@ -417,13 +426,12 @@ def lab_case(rng: Rng, where: Path) -> Case:
 @cache
 def _saved_models() -> dict[str, Any]:
     """Return the models of a run, made once."""
-    from fedipw.api import weigh  # noqa: F401
-
     from benchmarks.fuzz.run import called
 
     folder = Path(mkdtemp(prefix="fuzz-models-"))
     base(1).copy().write(folder)
-    code, _, err = called("weights", "--population", folder / "people.parquet", "--rounds", folder / "rounds",
+    who = ("--population", folder / "people.parquet", "--rounds", folder / "rounds")
+    code, _, err = called("weights", *who,
                           "--out", folder / "w.csv", "--save-models", folder / "m")  # fmt: skip
     assert code == 0, err
     found = {
@@ -458,9 +466,8 @@ def _checkpoints() -> tuple[bytes, bytes]:
     """Return the checkpoint of a simulation and of a model on Flower, made once."""
     from flwr.app import ArrayRecord
 
-    from fedipw.flower.journal import Journal
-
     from benchmarks.fuzz.run import called
+    from fedipw.flower.journal import Journal
 
     folder = Path(mkdtemp(prefix="fuzz-checkpoint-"))
     (folder / "a.toml").write_text(SCENARIO)
@@ -531,7 +538,8 @@ def _audits() -> tuple[str, str]:
 
     folder = Path(mkdtemp(prefix="fuzz-audit-"))
     base(1).copy().write(folder)
-    code, _, err = called("audit", "--population", folder / "people.parquet", "--rounds", folder / "rounds",
+    who = ("--population", folder / "people.parquet", "--rounds", folder / "rounds")
+    code, _, err = called("audit", *who,
                           "--out", folder / "a.html", "--json", folder / "a.json")  # fmt: skip
     assert code == 0, err
     made = (folder / "a.html").read_text(), (folder / "a.json").read_text()
@@ -572,7 +580,8 @@ def parse_case(rng: Rng, where: Path) -> Case:
 
 
 KINDS: tuple[tuple[Callable[[Rng, Path], Case], float], ...] = (
-    (weights_case, 0.34), (calibrate_case, 0.22), (evaluate_case, 0.12), (audit_case, 0.08), (lab_case, 0.06),
+    (weights_case, 0.34), (calibrate_case, 0.22), (evaluate_case, 0.12), (audit_case, 0.08),
+    (lab_case, 0.06),
     (model_case, 0.05), (checkpoint_case, 0.05), (compare_case, 0.02), (parse_case, 0.06),
 )  # fmt: skip
 

@@ -106,8 +106,8 @@ def run_case(seed: int, index: int, result: Result, *, keep: bool = False) -> No
             with limited(LIMIT), warnings.catch_warnings(record=True) as heard:
                 warnings.simplefilter("always")
                 code = _judged(case, root, faults)
-            faults += [f"warning: {w.category.__name__}: {w.message} at {w.filename}:{w.lineno}" for w in heard
-                       if not issubclass(w.category, DeprecationWarning)]  # fmt: skip
+            told = [w for w in heard if not issubclass(w.category, DeprecationWarning)]
+            faults += [f"warning: {w.message} at {w.filename}:{w.lineno}" for w in told]
         except TimedOut:
             code = "timed out"
             faults.append(f"longer than {LIMIT} s")
@@ -146,7 +146,7 @@ def _judged(case: Case, root: Path, faults: list[str]) -> str:
     if code == 0 and case.judge is not None:
         try:
             faults += case.judge(root, out, called)
-        except (Exception, pl_panic()) as error:  # noqa: BLE001 the oracle could not read it
+        except (Exception, pl_panic()) as error:
             faults.append(
                 f"the result cannot be judged: {type(error).__name__}: {str(error)[:300]}"
             )
@@ -170,7 +170,7 @@ def _direct(case: Case, faults: list[str]) -> str:
         return "refused"
     except TimedOut:
         raise
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         faults.append(f"{type(error).__name__}: {str(error)[:300]}")
         return "raised"
     return "0"

@@ -87,6 +87,8 @@ class ParticipationSettings:
     def __post_init__(self) -> None:
         if self.refit_every < 1:
             raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
+        if not 1e-6 <= self.day_length <= 1e15:
+            raise InputError(f"A day has 1e-06 to 1e+15 rounds, not {self.day_length!r}.")
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
 
