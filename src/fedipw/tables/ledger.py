@@ -34,7 +34,15 @@ from fedipw.tables.columns import (
     REPLIED,
     ROUND,
 )
-from fedipw.tables.table import check_same_columns, reading, write_table
+from fedipw.tables.table import (
+    ALLOW,
+    CLAIM,
+    RATIO,
+    check_claim,
+    check_same_columns,
+    reading,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray
@@ -158,7 +166,11 @@ class Ledger:
         path = self.path(index)
         self._check_columns(self._schema_of(index), path)
         with reading(path):
-            frame = pl.read_parquet(path)
+            # no more rows than its bytes can honestly hold, without another look at the file
+            most = 10**6 + 64 * path.stat().st_size
+            frame = pl.read_parquet(path, n_rows=None if os.environ.get(ALLOW) else most + 1)
+        if frame.height > most:
+            check_claim(path, CLAIM + RATIO * frame.height * 64)
         check_round(frame, index, str(path))
         return frame
 
