@@ -178,7 +178,8 @@ def faulty(command: Command, kind: str, folder: Path) -> dict[str, Any]:
         blocked.unlink()
         blocked.mkdir()
     elif process.returncode:
-        left = sorted(str(p.relative_to(folder)) for p in blocked.rglob("*"))
+        found = [p for p in blocked.rglob("*") if p.is_file() or not any(p.iterdir())]
+        left = sorted(str(p.relative_to(folder)) for p in found)
         left = [name for name in left if not name.startswith(KEPT)]
     else:
         left = [*broken(folder), *left_over(folder)]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _FIRST = 2_000  # rows of the first programme, besides the extremes of each column
 _WORST = 500  # violating rows added at a time
 _ROUNDS = 200
-_MANY = 64  # columns beyond which they are first left out by halves, quarters and so on, so often
+_MANY = 64  # columns beyond which they are first left out by halves, quarters and so on
+_ASKED = 24  # programmes that are solved for that
 _TINY = 1e-7  # entries of a direction, and violations, that count as zero
 _GAIN = 1e-9  # a mean gain that counts as zero
 
@@ -52,13 +53,13 @@ def separating_columns(partitions: Partitions, kept: BoolArray) -> tuple[int, ..
     search = _Search(partitions, used, rows.signed)
     blamed = search.direction(np.ones(len(used), dtype=np.bool_))
     size = int(blamed.sum()) // 2 if blamed.sum() > _MANY else 1  # columns left out together
-    asked = 0
+    asked, most = 0, _ASKED if size > 1 else len(used)
     while size:
         at = np.flatnonzero(blamed)
         for last in range(len(at), 0, -size):
             rest = blamed.copy()
             rest[at[max(0, last - size) : last]] = False
-            if rest.sum() == blamed.sum() or asked == _MANY:
+            if rest.sum() == blamed.sum() or asked == most:
                 continue  # left out already, with others; or asked often enough
             found, asked = search.direction(rest), asked + 1
             if found.any():

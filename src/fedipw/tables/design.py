@@ -38,6 +38,7 @@ from fedipw.tables.formula import (
     product_terms,
     sorted_levels,
 )
+from fedipw.tables.table import reading
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray
@@ -302,7 +303,8 @@ def _table_facts(table: pl.LazyFrame, parts: Sequence[Part], where: str) -> _Fac
             if schema[c].is_float()
         ),
     )
-    found, *counts = pl.collect_all([sums, *_counts(table, coded, schema)], engine="streaming")
+    with reading(where):
+        found, *counts = pl.collect_all([sums, *_counts(table, coded, schema)], engine="streaming")
     row = found.row(0, named=True)
     return _Facts(
         where=where,
@@ -404,8 +406,10 @@ def _medians(table: pl.LazyFrame, facts: _Facts) -> dict[str, float]:
     columns = [c for c in facts.numbers if facts.missing[c]]
     if not columns:
         return {}
-    found = table.select(pl.col(c).cast(pl.Float64).fill_nan(None).median() for c in columns)
-    return {c: float(v) for c, v in found.collect(engine="streaming").row(0, named=True).items()}
+    query = table.select(pl.col(c).cast(pl.Float64).fill_nan(None).median() for c in columns)
+    with reading(facts.where):
+        found = query.collect(engine="streaming")
+    return {c: float(v) for c, v in found.row(0, named=True).items()}
 
 
 def _column_kind(column: str, schema: pl.Schema, where: str) -> str:
