@@ -18,7 +18,8 @@ NUMERIC = tests/numerics tests/selection tests/calibration --ignore-glob='*_larg
   tests/weighting/test_soft_calibration.py tests/combining
 SEED ?= 1729
 
-.PHONY: demo test lint types unit portable docs kernels bench clean
+.PHONY: demo test lint types unit portable docs kernels bench clean \
+  matrix lowest audit-packages fuzz faults
 
 demo: $(STAMP)
 	$(BIN)/fedipw reproduce --out demo
@@ -67,3 +68,31 @@ bench: $(STAMP)
 
 clean:
 	rm -rf $(VENV) artifacts demo docs/_build
+
+# The numbers under the linear algebra of other processors, one and two threads, and three seeds of
+# Hypothesis; hours on a small machine. `make portable` is one odd cell of it.
+CORES = Haswell Zen SkylakeX Nehalem Prescott
+THREADS = 1 2
+SEEDS = 1 2 3
+matrix: $(STAMP)
+	@for core in $(CORES); do for threads in $(THREADS); do for seed in $(SEEDS); do \
+	  echo "== $$core, $$threads thread(s), seed $$seed"; \
+	  OPENBLAS_CORETYPE=$$core OPENBLAS_NUM_THREADS=$$threads OMP_NUM_THREADS=$$threads \
+	  $(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --hypothesis-seed $$seed $(NUMERIC) \
+	  || exit 1; done; done; done
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+lowest:
+	$(PYTHON) -m benchmarks.lowest --venv $(VENV)-lowest
+
+# Known vulnerabilities of what is installed; needs the network and pip-audit (pip install pip-audit).
+audit-packages: $(STAMP)
+	@if command -v pip-audit > /dev/null; then pip-audit --path $$($(BIN)/python -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	else echo "pip-audit is not installed: pip install pip-audit"; exit 1; fi
+
+fuzz: $(STAMP)
+	$(BIN)/python -m benchmarks.fuzz --cases 20000 --out benchmarks/results/fuzz.json
+
+faults: $(STAMP)
+	$(BIN)/python -m benchmarks.faults

@@ -18,6 +18,10 @@ class InputError(FedIPWError, ValueError):
     """Input that cannot be used as it is; the message names the thing and the remedy."""
 
 
+class UnwritableError(InputError):
+    """A file that cannot be written, such as on a full disk."""
+
+
 class EmptyRoundError(InputError):
     """A round without any reply that can be weighed: to be skipped and recorded."""
 
@@ -46,11 +50,12 @@ class SeparationError(FedIPWError, ValueError):
     n_rows: int  # in the fit
 
     def __str__(self) -> str:
+        more = f" and {len(self.columns) - 8} more" if len(self.columns) > 8 else ""
         return (
-            f"{', '.join(self.columns)} separate(s) selected from non-selected clients in "
-            f"{self.n_rows} rows: probabilities run to 0 or 1 and no weight exists for the clients "
-            "that can never be selected. Drop or coarsen the covariate(s), or add an L2 penalty "
-            "(`l2=...`, --l2) if the split is an accident of a small sample."
+            f"{', '.join(self.columns[:8])}{more} separate(s) selected from non-selected clients "
+            f"in {self.n_rows} rows: probabilities run to 0 or 1 and no weight exists for the "
+            "clients that can never be selected. Drop or coarsen the covariate(s), or add an L2 "
+            "penalty (`l2=...`, --l2) if the split is an accident of a small sample."
         )
 
 
@@ -116,6 +121,23 @@ class InfeasibleError(FedIPWError, ValueError):
                 f"{self.least_slack:.4g} standard deviations of its target)."
             )
         return f"{text} Ways out: {'; '.join(self.ways_out)}." if self.ways_out else text
+
+
+@dataclass(eq=False, repr=False)
+class NotFiniteError(FedIPWError, ArithmeticError):
+    """Results that left the range of numbers; none of them is written."""
+
+    where: str  # what would hold them
+    columns: tuple[str, ...]
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where} would hold {self.count} number(s) that are not finite, in "
+            f"{', '.join(self.columns)}; nothing was written. Some numbers given are too extreme "
+            "to compute with: scale covariates to ordinary units, and look for probabilities near "
+            "0."
+        )
 
 
 class WorkerLostError(FedIPWError, RuntimeError):

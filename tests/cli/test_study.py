@@ -98,7 +98,7 @@ def test_a_study_disturbed_in_every_way_ends_in_the_same_bytes(tmp_path: Path) -
     robbed = disturbed()
     os.kill(workers_of(robbed)[0], signal.SIGKILL)
     error = robbed.communicate(timeout=60)[1]
-    assert robbed.returncode == 1, error
+    assert robbed.returncode == 2, error
     assert f"of 24 jobs are kept in {out / 'parts'}; the same command goes on" in error
     assert "Traceback" not in error
 

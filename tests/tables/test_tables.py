@@ -56,7 +56,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         write_table(pl.DataFrame({"x": [1]}), tmp_path / "no" / "t.csv")
     odd = pl.DataFrame({"x": [[1, 2]]})  # CSV holds no lists
-    with pytest.raises(pl.exceptions.ComputeError):
+    with pytest.raises(InputError, match=r"t\.csv cannot be written: CSV .* nested"):
         write_table(odd, tmp_path / "t.csv")
     assert list(tmp_path.iterdir()) == []
 
@@ -82,7 +82,7 @@ def test_targets_of_a_file(tmp_path: Path) -> None:
         ("name,value\nage,old\n", r"column 'value' must hold numbers"),
         ("name,value\nage,1\nage,2\n", r"age: each target must be given once"),
         ("name,value\n,1\n", r"row 1 has no name"),
-        ("name,value,se\nage,1,-1\n", r"standard error of age must be a number, 0 or more"),
+        ("name,value,se\nage,1,-1\n", r"standard error of age must be a number from 0 to 1e"),
         ("name,value\nos[a],0.7\nos[b],0.300002\n", r"shares of 'os' sum to 1\.000002"),
         ("name,value\nos[a],1.5\n", r"share of a level lies between 0 and 1"),
     ],

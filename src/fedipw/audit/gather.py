@@ -142,7 +142,7 @@ def audit_facts(
             raise InputError("A metric needs participation fitted on its rounds, not saved models.")
     job = _Job(stage, ledger, threshold, min_cell, title, observers, progress)
     try:
-        return job.audit(plan, metric)
+        return job.audit(plan, metric).visible()
     except SeparationError as error:
         if not plan.method.needs.probabilities:
             raise
@@ -152,7 +152,7 @@ def audit_facts(
             "they make the replies stand for the enrolled, not for the population."
         )
         found = replace(found, notes=(note, *found.notes))
-        return found if metric is None else _without_metric(found, metric, error)
+        return (found if metric is None else _without_metric(found, metric, error)).visible()
 
 
 class _Job(NamedTuple):

@@ -20,6 +20,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from fedipw.numerics.checks import visible
+
 Kind = Literal["text", "count", "number", "fixed", "share"]
 Value = str | float | None
 
@@ -130,6 +132,7 @@ _TEXT: Final[Mapping[str, Callable[[float | None], str]]] = {
 TEMPLATES = Environment(
     loader=PackageLoader("fedipw.audit"),
     autoescape=True,
+    finalize=lambda value: visible(value) if type(value) is str else value,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -19,7 +19,7 @@ from fedipw.errors import InputError
 from fedipw.evaluation.balance import BalanceTable
 from fedipw.evaluation.diagnostics import ReliabilityBin
 from fedipw.evaluation.evaluate import Sensitivity
-from fedipw.numerics.checks import some
+from fedipw.numerics.checks import some, visible
 from fedipw.selection.overlap import Cell
 
 FORMAT, VERSION = "fedipw-audit", 1
@@ -255,6 +255,12 @@ class Audit:
         """Return plain values; numbers that are not finite are null."""
         return {"format": FORMAT, "version": VERSION, **json.loads(_ADAPTER.dump_json(self))}
 
+    def visible(self) -> Audit:
+        """Return the audit with characters written out that are not seen or turn others around."""
+        plain = json.loads(_ADAPTER.dump_json(self))
+        made = _visible(plain)
+        return self if made == plain else _ADAPTER.validate_json(json.dumps(made))
+
     @classmethod
     def from_json(cls, text: str, what: str = "the audit") -> Audit:
         """Return the audit of a JSON file; ``what`` names it where it is refused."""
@@ -281,3 +287,12 @@ class Audit:
 
 
 _ADAPTER: Final = TypeAdapter(Audit)
+
+
+def _visible(value: Any) -> Any:
+    """Return plain values with every text made visible."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {visible(key): _visible(part) for key, part in value.items()}
+    return [_visible(part) for part in value] if isinstance(value, list) else value

@@ -23,7 +23,7 @@ from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimu
 from fedipw.calibration.feasibility import ADVICE, VIOLATION, at_the_border, explain, infeasible
 from fedipw.errors import InfeasibleError, InputError, NotConvergedError
 from fedipw.numerics import BoolArray, FloatArray, IntArray
-from fedipw.numerics.checks import check_positive, some
+from fedipw.numerics.checks import LARGEST, check_magnitude, check_positive, some
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
 
 TYPICAL_SHIFT = 0.55  # of population means from the enrolled clients', in standard deviations
@@ -38,8 +38,10 @@ class Box:
     width: float
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.width) and self.width >= 0.0):
-            raise InputError(f"A slack must be 0 or more, not {self.width!r}.")
+        if not 0.0 <= self.width <= LARGEST:
+            raise InputError(
+                f"A slack must be 0 or more, and {LARGEST:g} at most, not {self.width!r}."
+            )
 
 
 @final
@@ -216,8 +218,8 @@ def trusted_target(
     :math:`\kappa^2/(\kappa^2 + se_j^2/s_j^2)`.
     """
     errors = np.array(se, dtype=np.float64)
-    if errors.shape != target.shape or not np.isfinite(errors).all() or (errors < 0.0).any():
-        raise InputError("Standard errors must be finite, 0 or more, and one per target.")
+    if errors.shape != target.shape or not ((errors >= 0.0) & (errors <= LARGEST)).all():
+        raise InputError(f"Standard errors must be one per target, from 0 to {LARGEST:g}.")
     moments = design.moments
     varies = moments.varies
     scale = np.where(varies, moments.deviation, 1.0)
@@ -227,8 +229,13 @@ def trusted_target(
     prior = TYPICAL_SHIFT**2 * np.where(np.outer(varies, varies), covariance, 0.0)
     enrolled = moments.mean + scale * centre
     shift = np.where(varies, (target - enrolled) / scale, 0.0)
-    whole = prior + np.diag(errors**2 / scale**2)
-    believed = prior @ np.linalg.lstsq(whole, shift, rcond=1e-12)[0]
+    # (prior + T) scaled to a unit diagonal: beside a target of a large error the others would be
+    # taken for rounding
+    noise = errors / scale
+    size = np.hypot(np.sqrt(np.diag(prior)), noise)
+    unit = 1.0 / np.where(size > 0.0, size, 1.0)
+    whole = prior * np.outer(unit, unit) + np.diag((noise * unit) ** 2)
+    believed = prior @ (unit * np.linalg.lstsq(whole, shift * unit, rcond=1e-12)[0])
     out: FloatArray = np.where(errors.any(), enrolled + scale * believed, target)
     return np.where(varies, out, target)
 
@@ -485,6 +492,5 @@ def _checked_base(design: BalanceDesign, base: ArrayLike) -> FloatArray:
     largest = float(given.max(initial=0.0))
     if largest == 0.0:
         raise InputError("The base weights sum to 0: there is nothing to calibrate.")
-    if not largest * design.rows < 1e300:
-        raise InputError(f"Base weights up to {largest:.3g} have no finite sum: rescale them.")
+    check_magnitude(given, "The column of base weights")
     return given

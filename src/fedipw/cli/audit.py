@@ -17,6 +17,7 @@ from fedipw.cli.options import (
     check_inputs_kept,
     check_probabilities,
     check_strict,
+    claim,
     coded_stage,
     scheduled,
 )
@@ -84,6 +85,7 @@ def audit(
         check_inputs_kept(path, rounds, *given.paths, metrics, *(compare or ()))
     if as_json is not None and as_json.resolve() == out.resolve():
         raise InputError(f"{out} cannot be both the page and the JSON file.")
+    claim(out, as_json)
     if compare is not None:
         _check_alone(ctx)
         before, after = (_earlier(path) for path in compare)

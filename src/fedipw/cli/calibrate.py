@@ -68,11 +68,13 @@ def calibrate(
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
-    from fedipw.cli.options import scheduled
-    from fedipw.tables.table import check_table_path, write_table
+    from fedipw.cli.options import check_inputs_kept, claim, scheduled
+    from fedipw.tables.table import check_results, check_table_path, write_table
     from fedipw.tables.targets import Targets
 
     check_table_path(out)
+    check_inputs_kept(out, None, units, targets)
+    claim(out)
     rule = distance_named(distance.value, None if bounds is None else _bounds(bounds))
     with scheduled(scheduler) as client:
         table, found = calibrated_table(
@@ -84,9 +86,14 @@ def calibrate(
             slack=None if slack is None else Box(slack),
             client=client,
         )
+    check_results(table, out)
     write_table(table, out)
     if as_json:
-        typer.echo(json.dumps({"out": str(out), "distance_name": distance.value, **_plain(found)}))
+        typer.echo(
+            json.dumps(
+                {"out": str(out), "distance_name": distance.value, **_plain(found)}, allow_nan=False
+            )
+        )
     else:
         _print(found, table.height, out)
 

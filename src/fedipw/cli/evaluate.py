@@ -19,6 +19,7 @@ from fedipw.cli.options import (
     Rounds,
     Scheduler,
     check_inputs_kept,
+    claim,
     coded_stage,
     scheduled,
 )
@@ -77,12 +78,13 @@ def evaluate(
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
     from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.tables.ledger import Ledger
-    from fedipw.tables.table import check_table_path, write_table
+    from fedipw.tables.table import check_results, check_table_path, write_table
 
     who = given.read()
     if out is not None:
         check_table_path(out)
         check_inputs_kept(out, rounds, *given.paths, metrics, against)
+        claim(out)
     _check_numbers(sensitivity or [], jackknife, confidence)
     if conclusion is not None and not sensitivity:
         raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
@@ -105,7 +107,9 @@ def evaluate(
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if out is not None:
-        write_table(found.table(), out)
+        table = found.table()
+        check_results(table, out)
+        write_table(table, out)
     _report(found, out, as_json=as_json, contrast=against is not None)
 
 

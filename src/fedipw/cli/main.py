@@ -6,20 +6,24 @@ Commands are loaded by name when they are needed, and each imports what it needs
 
 from __future__ import annotations
 
+import errno
 import sys
+import tempfile
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Final, NoReturn
 
 import click
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from fedipw.cli.options import flat
-from fedipw.errors import FedIPWError, InfeasibleError, PositivityError, WorkerLostError
+from fedipw.errors import FedIPWError, InfeasibleError, PositivityError
+from fedipw.numerics.checks import shown, visible
 
 UNEXPECTED, BAD_INPUT, INFEASIBLE, UNREACHED = 1, 2, 3, 4
 
@@ -32,7 +36,19 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help
     "audit": "fedipw.cli.audit:audit",
     "study": "fedipw.lab.commands:study",
 }
-_err = Console(stderr=True)
+_PACKAGES: Final = ("fedipw", "numpy", "polars")
+_SMALLER = "Use a smaller table, fewer columns or levels, fewer --workers, or a larger machine."
+_LONGEST = 4_000  # characters of a message
+_REMEDIES = {
+    errno.ENOSPC: "Free space on that disk, or write elsewhere.",
+    errno.EDQUOT: "Free space under your quota, or write elsewhere.",
+    errno.EFBIG: "Files may not grow that large there: raise the limit, or write elsewhere.",
+    errno.EMFILE: "Too many files are open: raise the limit (ulimit -n).",
+    errno.ENFILE: "The system has too many open files.",
+    errno.EROFS: "Write elsewhere.",
+    errno.EACCES: "Change its permissions, or write elsewhere.",
+    errno.ENOMEM: _SMALLER,
+}
 
 
 class _OnDemand(TyperGroup):
@@ -94,19 +110,66 @@ def _root(
 def main() -> None:
     """Run the command line; errors end in a message and an exit code, never a traceback.
 
-    2 is bad input, 3 targets that no weights on the enrolled clients can meet, 4 a probability
-    below the threshold given with ``--strict``.
+    1 is a bug, whose traceback is written to a file; 2 is bad input, or what the system refused
+    (a full disk, no memory); 3 targets that no weights on the enrolled clients can meet; 4 a
+    probability below the threshold given with ``--strict``.
     """
     try:
         app()
     except FedIPWError as error:
-        _err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(_code(error))
+        _end(str(error), _code(error))
+    except MemoryError as error:
+        _end(f"Memory ran out ({error or 'no more can be had'}). {_SMALLER}", BAD_INPUT)
+    except OSError as error:
+        _end(_of_system(error), BAD_INPUT)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # also panics of polars, which are no Exception
+        if "start new thread" in str(error):
+            _end(f"No thread can be started ({error}). {_SMALLER}", BAD_INPUT)
+        try:
+            message = _of_bug(error)
+        except MemoryError:
+            _end(f"Memory ran out. {_SMALLER}", BAD_INPUT)
+        _end(message, UNEXPECTED)
 
 
 def _code(error: FedIPWError) -> int:
     if isinstance(error, InfeasibleError):
         return INFEASIBLE
-    if isinstance(error, WorkerLostError):
-        return UNEXPECTED
     return UNREACHED if isinstance(error, PositivityError) else BAD_INPUT
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """Print a message as one block of lines, whatever characters it has, and leave."""
+    whole = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} ..."
+    lines = "\n".join(map(visible, f"error: {whole}".split("\n")))
+    with suppress(OSError):  # nobody reads it
+        typer.secho(lines, fg=typer.colors.RED, err=True)
+    sys.exit(code)
+
+
+def _of_system(error: OSError) -> str:
+    """Return what the system refused, with the file it is about where that is known."""
+    what = ": ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    reason = error.strerror or str(error) or type(error).__name__
+    remedy = _REMEDIES.get(error.errno or 0, "Check that it is there and may be read or written.")
+    return f"{what + ': ' if what else ''}{reason}. {remedy}"
+
+
+def _of_bug(error: BaseException) -> str:
+    """Return one line on a failure that should not be, and write its traceback to a file."""
+    kind = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    made = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="fedipw-", suffix="-traceback.txt")
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{made}, Python {sys.version}\n{sys.argv}\n\n")
+            file.write("".join(traceback.format_exception(error)))
+        where = f"the traceback is in {path}"
+    except OSError as full:
+        where = f"its traceback could not be written ({full.strerror})"
+    return (
+        f"This is a bug of fedipw, please report it: {shown(kind)[1:-1]} ({made}, Python "
+        f"{sys.version.split()[0]}); {where}."
+    )

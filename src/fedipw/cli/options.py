@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -11,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import click
 from typer import Option
 
 from fedipw.cli.terminal import bar
@@ -194,15 +196,29 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 
 def check_inputs_kept(out: Path, rounds: Path | None, *inputs: Path | None) -> None:
     """Raise if the output would take the place of an input."""
-    place = out.resolve()
-    given = {path.resolve(): path for path in inputs if path is not None}
+    place = _real(out)
+    given = {_real(path): path for path in inputs if path is not None}
     if place in given:
         raise InputError(f"{out} is an input: write it elsewhere.")
     for folder in place.parents:  # a table in parts would have one part more
         if folder in given:
             raise InputError(f"{out} lies in the table {given[folder]}: write it elsewhere.")
-    if rounds is not None and rounds.resolve() in place.parents:
+    if rounds is not None and _real(rounds) in place.parents:
         raise InputError(f"{out} lies in the ledger {rounds}: write it elsewhere.")
+
+
+def claim(*places: Path | None) -> None:
+    """Hold the outputs of this command until it ends, or raise if another one writes them."""
+    from fedipw.storage.lock import claimed
+
+    command = click.get_current_context()
+    for place in places:
+        if place is not None:
+            command.with_resource(claimed(place, f"runs fedipw {command.info_name} for it"))
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # of a loop of links too
 
 
 def check_probabilities(**options: float | None) -> None:

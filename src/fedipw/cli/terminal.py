@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedipw.numerics.checks import visible
 
 out, _err = Console(), Console(stderr=True)
 
 
 def say(text: str) -> None:
     """Print a line as it is, however long."""
-    out.print(text, soft_wrap=True, highlight=False, markup=False)
+    # not by rich, which takes the square of a long word's length
+    typer.echo("\n".join(map(visible, text.split("\n"))))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from fedipw.cli.options import (
     check_inputs_kept,
     check_probabilities,
     check_strict,
+    claim,
     coded_stage,
     scheduled,
 )
@@ -84,6 +85,7 @@ def weights(
         raise InputError("The same-round fit has a model for each round: there is none to save.")
     ledger = Ledger(rounds)
     ledger.require_rounds()
+    claim(out)
     with scheduled(scheduler) as client:
         settings = asked.settings(l2=l2, trim=trim, models=models, client=client)
         if save_models is not None:
@@ -106,22 +108,21 @@ def weights(
 @contextmanager
 def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
     """Yield a function that takes tables; they become one file at the end, or none."""
-    import tempfile
-
     import polars as pl
 
-    from fedipw.tables.table import write_table
+    from fedipw.storage.atomic import scratch_directory, unwritable
+    from fedipw.tables.table import check_results, write_table
 
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=".fedipw-", dir=out.parent)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}.") from error
-    with scratch as directory:
+    with scratch_directory(out) as directory:
         made: list[Path] = []
 
         def write(table: pl.DataFrame) -> None:
-            made.append(Path(directory) / f"{len(made):06d}.parquet")
-            table.write_parquet(made[-1])
+            check_results(table, out)
+            made.append(directory / f"{len(made):06d}.parquet")
+            try:
+                table.write_parquet(made[-1])
+            except (OSError, pl.exceptions.PolarsError) as error:
+                raise unwritable(out, error) from error
 
         yield write
         if not made:
@@ -155,7 +156,7 @@ def _report(
         for name, m in _models(record).items()
     }
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(summary, allow_nan=False))
         return
     table = Table("participation from", "rounds")
     for source, count in record.sources.items():

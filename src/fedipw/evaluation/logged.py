@@ -22,7 +22,7 @@ from fedipw.evaluation.phases import (
 )
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics import BoolArray, FloatArray, IntArray
-from fedipw.numerics.checks import some
+from fedipw.numerics.checks import LARGEST, some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
 from fedipw.selection.participation import Participation, Source
@@ -37,7 +37,6 @@ from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
 VALUE: Final = "value"
 COUNT: Final = "n"
-LARGEST = 1e100  # of a metric; sums of squares stay finite
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,9 @@ class Metrics:
         if COUNT in frame.columns:
             counts = frame[COUNT]  # NaN > 0 holds in Polars
             if not counts.dtype.is_numeric() or not bool(
-                ((counts > 0) & counts.cast(pl.Float64).is_finite()).all()
+                ((counts > 0) & (counts.cast(pl.Float64) <= LARGEST)).all()
             ):
-                yield f": {COUNT!r} must hold finite numbers above 0."
+                yield f": {COUNT!r} must hold finite numbers above 0, {LARGEST:g} at most."
         doubled = [p for p in self._by_round.values() if p[ID].n_unique() != p.height]
         if doubled:
             twice = pl.concat([part.filter(pl.col(ID).is_duplicated()) for part in doubled])

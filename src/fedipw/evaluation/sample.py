@@ -122,8 +122,12 @@ class TwoPhase:
         influence = kappa * totals / _remaining(leverage) - raised
         explained = phase.explained(totals) / _remaining(phase.leverage)[:, None]
         terms = (1.0 - f) * (influence - explained) ** 2 + f * influence**2
-        squares, fourths = terms.sum(axis=0), (terms**2).sum(axis=0)
-        freedom = np.where(fourths > 0.0, squares**2 / np.where(fourths > 0.0, fourths, 1.0), 1.0)
+        squares, largest = terms.sum(axis=0), terms.max(axis=0, initial=0.0)
+        share = terms / np.where(largest > 0.0, largest, 1.0)  # their fourth powers may overflow
+        fourths = (share**2).sum(axis=0)
+        freedom = np.where(
+            fourths > 0.0, share.sum(axis=0) ** 2 / np.where(fourths > 0.0, fourths, 1.0), 1.0
+        )
         left = squares - self._finite(values, leverage)
         left = np.where(np.abs(left) <= _ROUNDING * squares, 0.0, left)
         return Variance(

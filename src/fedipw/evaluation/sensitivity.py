@@ -11,7 +11,13 @@ from numpy.typing import ArrayLike
 from fedipw.errors import InputError
 from fedipw.evaluation.phases import client_sums
 from fedipw.numerics import CodeArray, FloatArray
-from fedipw.numerics.checks import check_finite, check_positive, check_probability, check_rows
+from fedipw.numerics.checks import (
+    LARGEST,
+    check_finite,
+    check_positive,
+    check_probability,
+    check_rows,
+)
 
 _LARGEST = 1e100  # weight of one stage; products of two and their sums stay finite
 
@@ -224,8 +230,10 @@ def odds_ratio_at(
     >>> odds_ratio_at(-1.0, [0.0, 1.0], [0.5, 0.5], [1.0, 1.0])
     inf
     """
-    if not math.isfinite(value):
-        raise InputError(f"The value to be reached must be finite, not {value!r}.")
+    if not abs(value) <= LARGEST:
+        raise InputError(
+            f"The value to be reached must be finite, {LARGEST:g} at most, not {value!r}."
+        )
     replies = _replies(
         outcome, enrollment_prob, participation_prob, groups, participation_odds_ratio,
         population_size, rounds,

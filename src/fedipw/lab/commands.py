@@ -17,6 +17,7 @@ from rich.table import Table
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
 from fedipw.lab.pages import number
+from fedipw.storage.lock import claimed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,11 +47,11 @@ def reproduce(
     from fedipw.lab.figure1 import reproduce as reproduced
 
     settings = FigureSettings(panels=panels, seeds=seeds, rounds=rounds, workers=workers)
-    with bar("runs") as step:
+    with claimed(out, "runs fedipw reproduce for it"), bar("runs") as step:
         made = reproduced(out, settings, step)
     if as_json:
         tables = {"summary": made.summary.to_dicts(), "errors": made.errors.to_dicts()}
-        typer.echo(json.dumps({**tables, "enrollment_costs": made.costs}))
+        typer.echo(json.dumps({**tables, "enrollment_costs": made.costs}, allow_nan=False))
         return
     _print_figure(made.summary)
     _print_errors(made.errors)
@@ -80,10 +81,10 @@ def simulate(
     from fedipw.lab.style import look_of
 
     scenario = scenario_from(config)
-    with bar("rounds") as step:
+    with claimed(out, "runs fedipw simulate for it"), bar("rounds") as step:
         summary = simulated(scenario, out, resume=resume, progress=step)
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(summary, allow_nan=False))
         return
     table = Table("method", "excess loss", "optimisation", "lottery", "bias", "tail average")
     for name, row in summary["methods"].items():
@@ -118,7 +119,7 @@ def study(
     described = study_from(file)
     processes = (os.cpu_count() or 1) if workers is None else workers
     try:
-        with bar("jobs") as step:
+        with claimed(out, "runs fedipw study for it"), bar("jobs") as step:
             found = run_study(described, out, workers=processes, progress=step)
     except KeyboardInterrupt:
         kept = f"What is done is kept in {out / 'parts'}; the same command goes on from there."
@@ -126,7 +127,8 @@ def study(
         raise typer.Exit(_STOPPED) from None
     if as_json:
         names = ("summary", "comparison", "ranks")
-        typer.echo(json.dumps({name: getattr(found, name).to_dicts() for name in names}))
+        tables = {name: getattr(found, name).to_dicts() for name in names}
+        typer.echo(json.dumps(tables, allow_nan=False))
         return
     _print_study(found)
     say(f"Open {out / 'index.html'}")

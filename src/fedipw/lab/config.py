@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -33,8 +34,10 @@ from fedipw.lab.scenario import (
     TrainingSettings,
 )
 from fedipw.lab.testbed import Testbed
+from fedipw.numerics.checks import LARGEST, SMALLEST, shown
 
 T = TypeVar("T")
+WHOLE = 10**9  # the largest whole number of a setting: clients, rounds, steps
 
 PARTICIPATION: Mapping[str, type] = {
     "daily": DailyParticipation,
@@ -68,11 +71,33 @@ def scenario_from(path: Path) -> Scenario:
 def toml_table(path: Path, what: str) -> dict[str, Any]:
     """Return the table of a TOML file; ``what`` it is, for messages."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"No {what} file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path} is not readable TOML: {error}.") from error
+    _check_numbers(table, f"{path}:")
+    return table
+
+
+def _check_numbers(value: Any, where: str) -> None:
+    """Raise if a number is beyond what any setting can use; seeds may have 63 bits."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_numbers(part, f"{where} {key}")
+    elif isinstance(value, list):
+        for part in value:
+            _check_numbers(part, where)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        most = LARGEST if isinstance(value, float) else WHOLE
+        if isinstance(value, int) and where.endswith("seed"):
+            most = 2**63 - 1
+        if 0.0 < abs(value) < SMALLEST:
+            raise InputError(f"{where} = {value!r} is too small to compute with; 0 is not.")
+        if abs(value) > most and not (isinstance(value, float) and math.isinf(value)):
+            raise InputError(
+                f"{where} = {shown(value)} is out of range: {most:g} is the largest number there."
+            )
 
 
 def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
@@ -111,8 +136,8 @@ def _of_kind(kinds: Mapping[str, type], default: str, table: Any, where: str) ->
     if not isinstance(table, dict):
         raise InputError(f"{where} must be a table.")
     kind = table.get("kind", default)
-    if kind not in kinds:
-        raise InputError(f"{where} kind = {kind!r}{hint(str(kind), tuple(kinds))}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise InputError(f"{where} kind = {shown(kind)}{hint(shown(kind), tuple(kinds))}")
     return _section(kinds[kind], {k: v for k, v in table.items() if k != "kind"}, where)
 
 

@@ -241,7 +241,7 @@ def reproduce(
         }
         draw_figure(stage, _curves(rows, settings.panels), least)
         manifest = _manifest(settings, least, results, time.perf_counter() - began)
-        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
         page = figure_page(stage / "figure1.svg", summary, limits, manifest)
         (stage / "index.html").write_text(page, encoding="utf-8")
     return FigureTables(summary=summary, errors=limits, costs=manifest["enrollment_costs"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fedipw.errors import FedIPWError, InputError
+from fedipw.errors import FedIPWError, InputError, UnwritableError
 from fedipw.evaluation.estimators import Group, HajekMean, population_means
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.engine import Simulation
@@ -84,11 +85,20 @@ def simulate(
         if progress is not None:
             progress(done, scenario.rounds)
 
-    if not resume:
-        save_checkpoint(checkpoint, run.state(), fingerprint)
-        (out / "summary.json").unlink(missing_ok=True)  # from here on this run is unfinished
-    run.advance(scenario.rounds - run.rounds, after=after)
-    return _written(scenario, run, out)
+    try:
+        if not resume:
+            save_checkpoint(checkpoint, run.state(), fingerprint)
+            (out / "summary.json").unlink(missing_ok=True)  # from here on this run is unfinished
+        run.advance(scenario.rounds - run.rounds, after=after)
+        return _written(scenario, run, out)
+    except FedIPWError as error:
+        # without space the run can go on later; else it would fail again where it did
+        if not (resume or isinstance(error, UnwritableError)):
+            (checkpoint / "checkpoint.npz").unlink(missing_ok=True)
+        for made in (checkpoint, out):
+            with suppress(OSError):  # where something is in it
+                made.rmdir()
+        raise
 
 
 def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
@@ -99,7 +109,7 @@ def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
     page = run_page(summary, frame, scenario.settings(), missing)
     with written_directory(out) as stage:
         frame.write_parquet(stage / "history.parquet")
-        (stage / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (stage / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
         (stage / "index.html").write_text(page, encoding="utf-8")
     return summary
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -169,7 +169,7 @@ def _write(out: Path, tables: StudyTables, manifest: dict[str, Any]) -> None:
         tables.ranks.write_csv(stage / "ranks.csv")
         draw_results(stage, tables)
         drawn = draw_curves(stage, tables)
-        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        (stage / "manifest.json").write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
         page = study_page(stage, tables, manifest, curves=drawn)
         (stage / "index.html").write_text(page, encoding="utf-8")
 
@@ -213,8 +213,20 @@ def kept_parts(out: Path, study: Study) -> Iterator[Parts]:
     (out / _PARTS).mkdir(parents=True, exist_ok=True)
     with locked(out / _PARTS, "runs a study"):
         remove_abandoned(out / _PARTS)
-        write_text(out / _SETTINGS, json.dumps(settings, indent=2) + "\n")
+        try:
+            write_text(out / _SETTINGS, json.dumps(settings, indent=2) + "\n")
+        except InputError:
+            _forget_empty(out)
+            raise
         yield Parts(out / _PARTS)
+
+
+def _forget_empty(out: Path) -> None:
+    """Remove the directories of a study that could not even begin."""
+    if not any((out / _PARTS).glob("*.parquet")) and not (out / _SETTINGS).exists():
+        for made in (out / _PARTS / ".lock", out / _PARTS, out):
+            with suppress(OSError):
+                made.unlink() if made.name == ".lock" else made.rmdir()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from scipy.linalg import eigh
 
 from fedipw.errors import NotConvergedError
 from fedipw.numerics import FloatArray
+from fedipw.numerics.checks import LARGEST, SMALLEST
 
 
 class Sums(NamedTuple):
@@ -133,7 +134,8 @@ def _newton_step(at: Sums) -> FloatArray | None:
     scale = np.sqrt(np.diag(at.hessian))
     if not np.isfinite(at.hessian).all() or not np.isfinite(at.gradient).all():
         return None
-    scale = np.where(scale > 0.0, scale, 1.0)
+    # of a smaller one the square is 0
+    scale = np.where(scale > SMALLEST, scale, 1.0)
     scaled, gradient = at.hessian / np.outer(scale, scale), at.gradient / scale
     values, vectors = eigh(scaled)
     solid = values > 1e-11 * values[-1]
@@ -141,8 +143,9 @@ def _newton_step(at: Sums) -> FloatArray | None:
     rounding = 1e-13 * np.sqrt(max(1.0, abs(at.value)))  # of a gradient in this scaling
     if np.linalg.norm(along[~solid]) > max(rounding, 1e-6 * float(np.linalg.norm(gradient))):
         return None
-    step: FloatArray = vectors[:, solid] @ (along[solid] / values[solid]) / scale
-    return step
+    with np.errstate(over="ignore", invalid="ignore"):
+        step: FloatArray = vectors[:, solid] @ (along[solid] / values[solid]) / scale
+    return step if np.abs(step).max(initial=0.0) <= LARGEST else None
 
 
 def _lower(

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import FedIPWError, InputError
-from fedipw.numerics.checks import some
+from fedipw.numerics.checks import check_offsets, some
 from fedipw.selection.classifiers import Estimator, Newton
 from fedipw.selection.logistic import logistic_fit
 from fedipw.selection.rowstore import CodedRows
@@ -124,6 +124,7 @@ class CodedTable:
             raise InputError(f"The formula {design.formula!r} leaves no column to fit.")
         table.require(rows.columns)
         sample = rows.block(table.sample(SAMPLE_ROWS, rows.columns), table.name)
+        check_offsets(sample.columns, design.names, table.name)
         if settings.estimator.standardises:
             frame = Frame.of(sample.columns, sample.weights if len(sample.weights) else None)
         else:

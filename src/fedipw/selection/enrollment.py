@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import combinations
 from operator import add
 from typing import TYPE_CHECKING, Any, final
 
@@ -25,8 +26,9 @@ from fedipw.numerics.logistic import logistic_sums
 from fedipw.numerics.newton import Sums, newton_minimum
 from fedipw.selection.classifiers import PENALTY, Newton
 from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_before_enrollment
+from fedipw.selection.logistic import LogisticFit
 from fedipw.selection.overlap import Overlap, overlap
-from fedipw.selection.saved import StageModel, block_prob
+from fedipw.selection.saved import ENROLLMENT, StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.design import Design, DesignRows, bound_design
 from fedipw.tables.formula import term_matrix, term_of
@@ -107,6 +109,14 @@ class EnrollmentStage(ABC):
     @abstractmethod
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return balance columns, ``main``, or ``rich`` or ``wide`` as the enrolled allow."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next fit starts from, where clients join and leave."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back; an empty one is that before the first fit."""
+        del state
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out; none if that is not known."""
@@ -279,6 +289,24 @@ class TableEnrollment(EnrollmentStage):
             self._note = f"enrollment by a fit with a penalty of {PENALTY:g}: {error}"
         self._present = present.copy()
         return self._last
+
+    def state(self) -> dict[str, Any]:
+        """Return the last fit, from which the next one starts."""
+        last = None if self._last is None else self._last.fit
+        if not isinstance(last, LogisticFit) or self._present is None:
+            return {}  # others are fitted alike wherever they start
+        return {"fit": last.state(), "present": self._present, "note": self._note}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put the last fit back, or forget it."""
+        self._last, self._present, self._note = None, None, ""
+        if not state:
+            return
+        fit = LogisticFit.restored(self.coded.design.names, self.coded.frame, state["fit"])
+        self._last = StageModel(
+            stage=ENROLLMENT, design=self.coded.design, fit=fit, left_out=self.coded.left_out
+        )
+        self._present, self._note = np.array(state["present"]), str(state["note"])
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the enrollment model's columns, or those with squares and products."""
@@ -483,21 +511,24 @@ def rich_design(coded: CodedTable, enrolled: int, kind: str = "rich") -> Design:
     quoted = {c: f"`{c.replace('`', '``')}`" for c in plain.columns}
     many = table.collect(table.scan().select(pl.col(numbers).n_unique())).row(0) if numbers else ()
     squares = [f"{quoted[c]}**2" for c, n in zip(numbers, many, strict=True) if n > 2]
-    pairs = [
-        f"{quoted[a]}:{quoted[b]}"
-        for i, a in enumerate(plain.columns)
-        for b in plain.columns[i + 1 :]
-    ]
     main = list(quoted.values())
     room = enrolled // CLIENTS_PER_MOMENT[kind]
-    for terms in ([*main, *squares, *pairs], [*main, *squares], main):
-        design = bound_design(
+
+    def bound(terms: list[str]) -> Design:
+        return bound_design(
             " + ".join(terms), table.scan(), plain.columns, missing=plain.missing,
             where=table.name,
         )  # fmt: skip
+
+    least = bound(main)
+    vary = len({f.column for t in least.terms for f in t.factors if not f.missing})
+    whole = len(least.terms) + len(squares)
+    if whole + vary * (vary - 1) // 2 <= room:  # else there are too many pairs even to name
+        pairs = [f"{quoted[a]}:{quoted[b]}" for a, b in combinations(plain.columns, 2)]
+        design = bound([*main, *squares, *pairs])
         if len(design.terms) <= room:
-            break
-    return design
+            return design
+    return bound([*main, *squares]) if whole <= room else least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

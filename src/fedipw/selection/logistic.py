@@ -21,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
+from fedipw.numerics.checks import LARGEST
 from fedipw.numerics.logistic import ColumnSums, column_sums, sigmoids
 from fedipw.numerics.newton import NewtonResult, NewtonStatus, Sums, newton_minimum
 from fedipw.selection.separation import separating_columns
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 1
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again
 RANK_TOL = 1e-10  # share of a column's square that columns before it leave unexplained
+_WIDE = 100  # columns up to which a fit is tried with no more rows, and told to separate
 _SUSPECT = 15.0  # |log odds| beyond which separation is looked for
 
 
@@ -203,10 +205,16 @@ def logistic_fit(
     >>> fit.prob(np.array([[1.0]])).round(6), fit.standard_errors.round(4)
     (array([0.666667]), array([1.8708, 1.4142]))
     """
-    if not l2 >= 0.0:
-        raise InputError(f"l2 must be 0 or more, not {l2!r}.")
+    if not 0.0 <= l2 <= LARGEST:
+        raise InputError(f"l2 must be 0 or more, and {LARGEST:g} at most, not {l2!r}.")
     names = tuple(names)
     q = len(names)
+    if q > _WIDE and q >= partitions.rows and l2 == 0.0:
+        raise InputError(
+            f"{q} columns and {partitions.rows} rows: with no more rows than columns any two "
+            "groups can be told apart, and no probability can be fitted. Name fewer columns in the "
+            "formula, or add an L2 penalty (`l2=...`, --l2)."
+        )
     if frame is None:
         frame = frame_of(partitions, q)
         partitions = Changed(partitions, frame.block)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 THRESHOLD = 0.01
 _SMALLEST = 5
 _CROSSED = 12  # columns whose pairs are looked at
+_AT_ONCE = 32  # columns counted by one look at the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +172,20 @@ def empty_cells(table: Table, columns: Sequence[str]) -> tuple[Cell, ...]:
     """
     cells = table_cells(table, columns)
     crossed = [name for name in columns if cells[name].is_category][:_CROSSED]
-    single = [(name,) for name in columns]
-    asked: list[tuple[str, ...]] = [*single, *combinations(crossed, 2)]
     found: list[tuple[tuple[tuple[str, str], ...], int]] = []
-    for names in asked:
+    for first in range(0, len(columns), _AT_ONCE):
+        some_columns = columns[first : first + _AT_ONCE]
+        query = (
+            table.scan()
+            .select(pl.col(ENROLLED), *(cells[n].expression().alias(f"{n} ") for n in some_columns))
+            .unpivot(index=ENROLLED, variable_name="(column)", value_name="(level)")
+            .group_by("(column)", "(level)")
+            .agg(pl.len().alias("(n)"), pl.col(ENROLLED).sum().alias("(enrolled)"))
+            .filter(pl.col("(enrolled)") == 0)
+        )
+        for name, level, size, _ in table.collect(query).iter_rows():
+            found.append((((name[:-1], str(level)),), size))
+    for names in combinations(crossed, 2):
         parts = [cells[name].expression().alias(f"({k})") for k, name in enumerate(names)]
         query = (
             table.scan()

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
-from fedipw.numerics.checks import check_rows, some
+from fedipw.numerics.checks import LARGEST, SMALLEST, check_offsets, check_rows, some
 from fedipw.selection.classifiers import PENALTY, Estimator, Fit, Newton, Rate
 from fedipw.selection.logistic import LogisticFit, likelihood_sums
 from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
@@ -87,6 +87,8 @@ class ParticipationSettings:
     def __post_init__(self) -> None:
         if self.refit_every < 1:
             raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
+        if not 1e-6 <= self.day_length <= 1e15:
+            raise InputError(f"A day has 1e-06 to 1e+15 rounds, not {self.day_length!r}.")
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
 
@@ -458,6 +460,16 @@ class Participation:
             "steps": {step.step.name: step.state() for step in self.steps},
         }
 
+    def head(self) -> dict[str, Any]:
+        """Return the state without the rows of the rounds."""
+        frames = {s.step.name: s.store.frame for s in self.steps}
+        named = {
+            name: None if frame is None else {"centre": frame.centre, "scale": frame.scale}
+            for name, frame in frames.items()
+        }
+        steps = {s.step.name: {**s.head(), "frame": named[s.step.name]} for s in self.steps}
+        return {"rounds": self.rounds, "history": self._history.state(), "steps": steps}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
         self.rounds, self._open = int(state["rounds"]), None
@@ -575,7 +587,11 @@ def _numbers(table: pl.DataFrame, names: Sequence[str]) -> FloatArray | None:
         if series is None or series.dtype != pl.Float64 or series.null_count():
             return None
         out[j] = series.to_numpy()
-    return out if np.isfinite(out.sum()) else None
+    if not out.size:
+        return out
+    largest = np.maximum(out.max(axis=1), -out.min(axis=1))  # NaN if one is
+    usual = (largest <= LARGEST) & ((largest >= SMALLEST) | (largest == 0.0))
+    return out if usual.all() else None
 
 
 @final
@@ -608,6 +624,8 @@ class StepLearner:
         places = coded.places if known is None else coded.places[known]
         taken = np.zeros(len(rows), dtype=np.bool_)
         taken[places] = True
+        if self.store.frame is None:
+            check_offsets(coded.columns, self.step.design.names, "rounds")
         self.store.append(coded.columns, labels, rows[places])
         return taken
 
@@ -706,16 +724,26 @@ class StepLearner:
             stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out
         )
 
+    def sums_before(self, k: int) -> FloatArray:
+        """Return the column sums of the rounds before round k, counted from 0, (q,)."""
+        return self._sums[k]
+
+    def head(self) -> dict[str, Any]:
+        """Return what is needed of the last fit."""
+        fit = self.fit
+        return {
+            "left_out": self.left_out,
+            "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
+            "fit": fit.state() if isinstance(fit, LogisticFit) else None,
+        }
+
     def state(self) -> dict[str, Any]:
         """Return the rows, and what is needed of the last fit."""
-        fit = self.fit
         return {
             "store": self.store.state(),
             "totals": [list(pair) for pair in self._totals],
             "sums": np.array(self._sums),
-            "left_out": self.left_out,
-            "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
-            "fit": fit.state() if isinstance(fit, LogisticFit) else None,
+            **self.head(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

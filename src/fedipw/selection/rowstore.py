@@ -132,15 +132,20 @@ class BlockStore:
         """The client of every row, (m,)."""
         return np.concatenate([np.empty(0, dtype=np.int32), *self._clients])
 
+    def round(self, k: int) -> tuple[FloatArray, LabelArray, IntArray]:
+        """Return columns (q, m), labels and clients of one round, counted from 0."""
+        blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
+        columns, labels = np.empty((0, 0)), np.empty(0, dtype=np.int8)
+        if blocks:
+            columns = np.concatenate([b.columns for b in blocks], axis=1)
+            labels = np.concatenate([b.labels for b in blocks])
+        return columns, labels, self._clients[k]
+
     def state(self) -> dict[str, Any]:
         """Return all rounds, each with its columns, labels and clients."""
         rounds, frame = {}, self.frame
-        for k, clients in enumerate(self._clients):
-            blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
-            columns, labels = np.empty((0, 0)), np.empty(0, dtype=np.int8)
-            if blocks:
-                columns = np.concatenate([b.columns for b in blocks], axis=1)
-                labels = np.concatenate([b.labels for b in blocks])
+        for k in range(len(self._clients)):
+            columns, labels, clients = self.round(k)
             rounds[str(k)] = {"columns": columns, "labels": labels, "clients": clients}
         named = None if frame is None else {"centre": frame.centre, "scale": frame.scale}
         return {"rounds": rounds, "frame": named}

@@ -31,6 +31,7 @@ ENROLLMENT: Final = "enrollment"
 PARTICIPATION: Final = "participation"
 AVAILABILITY: Final = "availability"
 REPLY: Final = "reply"
+_LARGEST = 256 * 2**20  # bytes of a saved model
 STAGES = (ENROLLMENT, PARTICIPATION, AVAILABILITY, REPLY)
 
 
@@ -95,10 +96,12 @@ class StageModel:
     def load(cls, path: Path, stage: str | None = None) -> StageModel:
         """Return a saved model; with ``stage`` it must be one of that stage."""
         try:
+            if path.stat().st_size > _LARGEST:
+                raise ValueError(f"{path.stat().st_size} bytes are more than any model has")
             saved = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"No file {path}.") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path} is not a saved model: {error}.") from error
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise InputError(f"{path} is not a saved model of this program.")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _FIRST = 2_000  # rows of the first programme, besides the extremes of each column
 _WORST = 500  # violating rows added at a time
 _ROUNDS = 200
+_MANY = 64  # columns beyond which they are first left out by halves, quarters and so on
+_ASKED = 24  # programmes that are solved for that
 _TINY = 1e-7  # entries of a direction, and violations, that count as zero
 _GAIN = 1e-9  # a mean gain that counts as zero
 
@@ -34,7 +36,8 @@ def separating_columns(partitions: Partitions, kept: BoolArray) -> tuple[int, ..
 
     ``kept`` (q,) says which columns take part; they must be independent of each other and of the
     constant. The solution of the programme may lean on columns it does not need, so each is left
-    out in turn, the last first.
+    out in turn, the last first. Of more than 64 columns the set may be larger than it must be: each
+    look is a programme of its own.
 
     >>> from fedipw.tables.partitions import Blocks
     >>> y = np.array([0, 0, 1], dtype=np.int8)
@@ -49,12 +52,19 @@ def separating_columns(partitions: Partitions, kept: BoolArray) -> tuple[int, ..
         rows = rows.thinned()
     search = _Search(partitions, used, rows.signed)
     blamed = search.direction(np.ones(len(used), dtype=np.bool_))
-    for j in reversed(np.flatnonzero(blamed).tolist()):
-        rest = blamed.copy()
-        rest[j] = False
-        found = search.direction(rest)
-        if found.any():
-            blamed = found
+    size = int(blamed.sum()) // 2 if blamed.sum() > _MANY else 1  # columns left out together
+    asked, most = 0, _ASKED if size > 1 else len(used)
+    while size:
+        at = np.flatnonzero(blamed)
+        for last in range(len(at), 0, -size):
+            rest = blamed.copy()
+            rest[at[max(0, last - size) : last]] = False
+            if rest.sum() == blamed.sum() or asked == most:
+                continue  # left out already, with others; or asked often enough
+            found, asked = search.direction(rest), asked + 1
+            if found.any():
+                blamed = found
+        size //= 2
     return tuple(int(j) for j in used[blamed])
 
 

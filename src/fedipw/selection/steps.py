@@ -10,7 +10,7 @@ and uses as it is), *replied*. Their product is the participation probability:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +156,21 @@ def participation_steps(
     name = PARTICIPATION if among is None else REPLY
     design = found.reply(among) if models is None else _saved(models, name)
     return (*steps, Step(name=name, design=design, label=REPLIED, among=among))
+
+
+def known_steps(columns: Collection[str], designs: Mapping[str, Design]) -> tuple[Step, ...]:
+    """Return the steps of a log with these columns whose designs are known already, by name."""
+    among = AVAILABLE if AVAILABLE in columns else None
+    among = INVITED if INVITE_PROB in columns else among
+    last = PARTICIPATION if among is None else REPLY
+    kinds = {AVAILABILITY: (AVAILABLE, None), last: (REPLIED, among)}
+    wanted = ([AVAILABILITY] if AVAILABLE in columns else []) + [last]
+    if set(wanted) != set(designs):
+        raise ValueError(f"designs of {sorted(designs)}, not of {wanted}")
+    return tuple(
+        Step(name=name, design=designs[name], label=kinds[name][0], among=kinds[name][1])
+        for name in wanted
+    )
 
 
 def _saved(models: Mapping[str, StageModel], name: str) -> Design:

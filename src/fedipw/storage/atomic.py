@@ -19,16 +19,20 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-from fedipw.errors import InputError
-from fedipw.storage.lock import locked
+from fedipw.errors import InputError, UnwritableError
+from fedipw.storage.lock import hold, is_abandoned, locked
 
 _FLUSHES = 8  # files flushed at a time: a disk writes their journal together
 _ABANDONED = 86_400.0  # seconds without a byte after which a temporary's writer must be gone
+_YOUNG = 2.0  # seconds within which one may just have been made, and not be held yet
+_SUFFIX = ".partial"
 
 
 @contextmanager
-def written_path(path: str | Path) -> Iterator[Path]:
+def written_path(path: str | Path, *, cleaned: bool = True) -> Iterator[Path]:
     """Yield an empty file for a library that writes by path; it becomes ``path`` at the end.
+
+    What killed writers left beside it is removed; that lists the directory, unless not ``cleaned``.
 
     >>> target = Path(tempfile.mkdtemp()) / "model.bin"
     >>> with written_path(target) as temporary:
@@ -39,7 +43,7 @@ def written_path(path: str | Path) -> Iterator[Path]:
     b'whole'
     """
     place = Path(path)
-    with _temporary(place) as temporary:
+    with _temporary(place, cleaned=cleaned) as temporary:
         yield temporary
         _flush(temporary)
         _rename({temporary: place})
@@ -94,12 +98,7 @@ def written_directory(path: str | Path) -> Iterator[Path]:
     """
     out = Path(path)
     check_directory(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    try:
+    with scratch_directory(out) as stage:
         yield stage
         made = {file: out / file.name for file in sorted(stage.iterdir())}
         for file in made:
@@ -107,8 +106,48 @@ def written_directory(path: str | Path) -> Iterator[Path]:
         out.mkdir(exist_ok=True)
         with locked(out, "moves results"):
             _rename(made)
+
+
+@contextmanager
+def scratch_directory(place: Path) -> Iterator[Path]:
+    """Yield a directory beside a place for what it is made of; it is removed at the end.
+
+    What a killed program left there for the same place is removed first. Whatever the system
+    refuses is an error that names the place.
+    """
+    held = None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(place)
+        made = tempfile.mkdtemp(prefix=f".{place.name}-", suffix=_SUFFIX, dir=place.parent)
+        stage = Path(made)
+        held = hold(stage)
+    except OSError as error:
+        raise unwritable(place, error) from error
+    try:
+        yield stage
+    except OSError as error:
+        raise unwritable(place, error) from error
     finally:
+        os.close(held)
         shutil.rmtree(stage, ignore_errors=True)
+        with suppress(OSError):  # where there are too few descriptors even for that
+            for name in os.listdir(stage):
+                (stage / name).unlink()
+            stage.rmdir()
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Remove what killed programs left beside a place: what is still written is held."""
+    start = f".{place.name}"
+    for path in place.parent.iterdir():
+        if not (path.name.startswith((f"{start}.", f"{start}-")) and path.name.endswith(_SUFFIX)):
+            continue
+        with suppress(OSError):
+            young = time.time() - path.lstat().st_mtime < _YOUNG
+            if path.is_symlink() or young or not is_abandoned(path):
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_place(path: Path) -> None:
@@ -116,7 +155,7 @@ def check_place(path: Path) -> None:
     try:
         impossible = path.is_dir() or not path.parent.is_dir()
     except OSError as error:  # a name too long, for one
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     if impossible:
         raise InputError(f"{path} cannot be written: its directory does not exist or it is one.")
 
@@ -128,24 +167,36 @@ def check_directory(path: Path) -> None:
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Remove what killed writers left in a directory: temporaries nobody wrote to for a day."""
-    for path in directory.glob(".*.partial"):
+    """Remove what killed writers left in a directory: temporaries that nobody holds.
+
+    Also those to which nobody wrote for a day, where the file system knows no locks.
+    """
+    for path in directory.glob(f".*{_SUFFIX}"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED:
+            age = time.time() - path.lstat().st_mtime
+            if age > _ABANDONED or (age > _YOUNG and is_abandoned(path)):
                 path.unlink()
 
 
 @contextmanager
-def _temporary(place: Path) -> Iterator[Path]:
-    """Yield a new empty file beside a place; if it is still there at the end it is removed."""
-    path = place.with_name(f".{place.name}.{token_hex(8)}.partial")
+def _temporary(place: Path, *, cleaned: bool = True) -> Iterator[Path]:
+    """Yield a new empty file beside a place; if it is still there at the end it is removed.
+
+    ``cleaned`` is whether to look for what killed writers left, which lists the directory.
+    """
+    path, held = place.with_name(f".{place.name}.{token_hex(8)}{_SUFFIX}"), None
     try:
+        if cleaned:
+            _remove_leftovers(place)
         with path.open("xb"):  # exclusively: never over what another writer made
             pass
+        held = hold(path)
         yield path
     except OSError as error:
-        raise _unwritable(place, error) from error
+        raise unwritable(place, error) from error
     finally:
+        if held is not None:
+            os.close(held)
         with suppress(OSError):
             path.unlink()
 
@@ -172,5 +223,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be written: {error.strerror or error}.")
+def unwritable(path: Path, error: BaseException) -> UnwritableError:
+    """Return the error that a file cannot be written, by what went wrong."""
+    reason = getattr(error, "strerror", None) or str(error).split("\n", maxsplit=1)[0]
+    return UnwritableError(f"{path} cannot be written: {reason.removesuffix('.')}.")

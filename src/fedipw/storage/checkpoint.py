@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,13 @@ import numpy as np
 from fedipw.errors import InputError
 from fedipw.storage.atomic import remove_abandoned, written_file
 
-_VERSION = 1
+_VERSION = 2
 _FILE = "checkpoint.npz"
+# what damaged bytes, or values of other kinds than were written, can raise
+_DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, RecursionError,
+    NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
 
 
 def save_checkpoint(
@@ -25,6 +33,7 @@ def save_checkpoint(
     plain = _without_arrays(state, "", arrays)
     header = {"version": _VERSION, "fingerprint": fingerprint, "state": plain}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    arrays["digest"] = _digest(arrays)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -46,20 +55,52 @@ def load_checkpoint(
     if not path.exists():
         return None
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = _stored_arrays(path)
+        digest = arrays.pop("digest")
+        if not np.array_equal(digest, _digest(arrays)):
+            raise ValueError("its contents are not those that were written")
         header = json.loads(arrays["header"].tobytes())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        parts = [header[name] for name in ("version", "fingerprint", "state")]
+    except _DAMAGED as error:
         raise InputError(f"{path} is damaged ({error}). {remedy}") from error
-    if header["version"] != _VERSION:
+    if parts[0] != _VERSION:
         raise InputError(f"{path} has version {header['version']}, this program reads {_VERSION}.")
     if header["fingerprint"] != fingerprint:
         raise InputError(
             f"{path} was written under other settings. Resume with the settings it was started "
             "with, or choose another output directory."
         )
-    restored: dict[str, Any] = _with_arrays(header["state"], arrays)
+    try:
+        restored: dict[str, Any] = _with_arrays(header["state"], arrays)
+    except _DAMAGED as error:
+        raise InputError(f"{path} is damaged ({error}). {remedy}") from error
+    if not isinstance(restored, dict):
+        raise InputError(f"{path} is damaged (it holds no state). {remedy}")
     return restored
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return a digest of names, kinds, shapes and bytes."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return np.frombuffer(found.digest(), dtype=np.uint8)
+
+
+def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file; no object is unpickled and nothing is unpacked.
+
+    Ours are stored as they are, so a file cannot claim more than its own size.
+    """
+    with path.open("rb") as opened:
+        with zipfile.ZipFile(opened) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise ValueError("it is compressed, which ours are not")
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
 
 
 def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:

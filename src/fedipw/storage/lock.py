@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedipw.errors import InputError
+from fedipw.errors import InputError, UnwritableError
 
 try:
     import fcntl
@@ -35,24 +35,71 @@ def locked(directory: str | Path, purpose: str) -> Iterator[None]:
     fedipw.errors.InputError: ... is in use: process ... writes the ledger. Wait for it, or ...
     """
     place = Path(directory)
+    with _held(place / _FILE, place, purpose):
+        yield
+
+
+@contextmanager
+def claimed(place: str | Path, purpose: str) -> Iterator[None]:
+    """Hold an output, a file or a directory, for this ``with`` block alone.
+
+    Two programs that are asked for the same output would write one over the other: the second is
+    told at once. The lock is a file beside the output.
+    """
+    path = Path(place)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableError(f"{path.parent} cannot be made: {error.strerror}.") from error
+    with _held(path.with_name(f".{path.name}{_FILE}"), path, purpose):
+        yield
+
+
+@contextmanager
+def _held(path: Path, place: Path, purpose: str) -> Iterator[None]:
     if fcntl is None:  # pragma: no cover
         yield
         return
-    descriptor = _taken(place, purpose)
+    descriptor = _taken(path, place, purpose)
     try:
         yield
     finally:
         with suppress(OSError):
-            (place / _FILE).unlink()  # while it is held: whoever waits on it looks again
+            path.unlink()  # while it is held: whoever waits on it looks again
         os.close(descriptor)
 
 
-def _taken(place: Path, purpose: str) -> int:
-    """Return the open lock file of a directory, locked, with its holder written in it."""
-    path = place / _FILE
+def is_abandoned(path: Path) -> bool:
+    """Return whether nobody holds a file or directory of :func:`hold` any longer."""
+    if fcntl is None:  # pragma: no cover
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def hold(path: Path) -> int:
+    """Return a descriptor by which a new file or directory is held until it is closed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _taken(path: Path, place: Path, purpose: str) -> int:
+    """Return an open lock file, locked, with its holder written in it."""
     try:
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # a link that was put there leads to somebody's file, which must not be written to
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(path, descriptor):
@@ -64,11 +111,13 @@ def _taken(place: Path, purpose: str) -> int:
                 os.close(descriptor)
                 raise InputError(
                     f"{place} is in use: {holder or 'another process is starting there'}. "
-                    "Wait for it, or choose another directory."
+                    "Wait for it, or choose another place."
                 ) from None
             os.close(descriptor)  # a file the last holder has just removed
     except OSError as error:
-        raise InputError(f"{place} cannot be locked: {error.strerror}.") from error
+        raise UnwritableError(
+            f"{place} cannot be written, as it cannot be locked: {error.strerror}."
+        ) from error
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -19,7 +19,7 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import some
+from fedipw.numerics.checks import LARGEST, SMALLEST, check_magnitude, shown, some
 from fedipw.tables.formula import (
     MISSING,
     OTHER,
@@ -38,6 +38,7 @@ from fedipw.tables.formula import (
     product_terms,
     sorted_levels,
 )
+from fedipw.tables.table import reading
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray
@@ -120,6 +121,16 @@ class Design:
 
     def rows(self, frame: pl.DataFrame, where: str) -> DesignRows:
         """Return the columns of a table's rows; ``where`` names the table in errors."""
+        try:
+            return self._rows(frame, where)
+        except (pl.exceptions.PolarsError, ArithmeticError, LookupError) as error:
+            reason = str(error).split("\n", maxsplit=1)[0]
+            raise InputError(
+                f"{where} does not fit the design it is coded by ({reason}): the design was bound "
+                "to another table, or is damaged."
+            ) from error
+
+    def _rows(self, frame: pl.DataFrame, where: str) -> DesignRows:
         numbers = _number_columns(self)
         table: dict[str, pl.Series] = {}
         gone: dict[str, pl.Series] = {}  # where a column is taken as missing
@@ -246,10 +257,12 @@ def used_parts(clauses: Sequence[Clause], formula: str) -> tuple[Part, ...]:
         known = {part.column for parts in kept.values() for part in parts}
         named = {part.column for parts in products.values() for part in parts}
         if not products.keys() & kept.keys() and not named <= known:
-            raise InputError(f"Formula {formula!r} takes away {clause.text!r}, which it has not.")
+            raise InputError(
+                f"Formula {shown(formula)} takes away {clause.text!r}, which it has not."
+            )
         kept = {key: parts for key, parts in kept.items() if key not in products}
     if not kept:
-        raise InputError(f"Formula {formula!r} has no terms.")
+        raise InputError(f"Formula {shown(formula)} has no terms.")
     return tuple(part for parts in kept.values() for part in parts)
 
 
@@ -290,7 +303,8 @@ def _table_facts(table: pl.LazyFrame, parts: Sequence[Part], where: str) -> _Fac
             if schema[c].is_float()
         ),
     )
-    found, *counts = pl.collect_all([sums, *_counts(table, coded, schema)], engine="streaming")
+    with reading(where):
+        found, *counts = pl.collect_all([sums, *_counts(table, coded, schema)], engine="streaming")
     row = found.row(0, named=True)
     return _Facts(
         where=where,
@@ -392,15 +406,20 @@ def _medians(table: pl.LazyFrame, facts: _Facts) -> dict[str, float]:
     columns = [c for c in facts.numbers if facts.missing[c]]
     if not columns:
         return {}
-    found = table.select(pl.col(c).cast(pl.Float64).fill_nan(None).median() for c in columns)
-    return {c: float(v) for c, v in found.collect(engine="streaming").row(0, named=True).items()}
+    query = table.select(pl.col(c).cast(pl.Float64).fill_nan(None).median() for c in columns)
+    with reading(facts.where):
+        found = query.collect(engine="streaming")
+    return {c: float(v) for c, v in found.row(0, named=True).items()}
 
 
 def _column_kind(column: str, schema: pl.Schema, where: str) -> str:
     """Return ``number``, ``flag`` or ``category``."""
     if column not in schema:
         raise InputError(f"{where} has no column {column!r}{near(column, schema.names())}")
-    kind = schema[column]
+    return _kind_of(column, schema[column], where)
+
+
+def _kind_of(column: str, kind: pl.DataType, where: str) -> str:
     if kind == pl.Boolean:
         return "flag"
     if kind.is_numeric():
@@ -450,12 +469,13 @@ def _indicators(terms: Sequence[Term], fills: Mapping[str, float]) -> list[Term]
 
 def _known_series(frame: pl.DataFrame, column: str, kind: str, where: str) -> pl.Series:
     """Return a column of a later table, of the kind it was."""
-    if column not in frame.columns:
+    # a schema of thousands of columns takes long to make
+    series: pl.Series | None = frame.get_column(column, default=None)
+    if series is None:
         raise InputError(f"{where} has no column {column!r}{near(column, frame.columns)}")
-    series = frame[column]
     if series.null_count() == len(series):  # any type can hold nothing
         return pl.Series(column, [None], dtype=_TYPES[kind]).new_from_index(0, len(series))
-    now = _column_kind(column, frame.schema, where)
+    now = _kind_of(column, series.dtype, where)
     if now != kind:
         raise InputError(
             f"{where}: {column!r} holds {series.dtype} (a {now}), but was a {kind} when the design "
@@ -468,16 +488,24 @@ def _missing_rows(series: pl.Series, where: str) -> pl.Series | None:
     """Return where a column is missing, None if nowhere; infinite values are an error."""
     if not series.dtype.is_float():
         return series.is_null() if series.null_count() else None
-    if series.null_count() == 0 and math.isfinite(series.sum()):
-        return None  # the sum of a column with NaN or infinite values is neither
+    largest = _largest(series)
+    if series.null_count() == 0 and (SMALLEST <= largest <= LARGEST or largest == 0.0):
+        return None
     infinite = series.is_infinite().fill_null(value=False)
     if infinite.any():
         raise InputError(
             f"{where}: {series.name!r} is infinite in {infinite.sum()} of {len(series)} rows, "
             f"first in row {infinite.arg_max()}. Correct them or drop the rows."
         )
+    check_magnitude(series.fill_null(np.nan).to_numpy(), repr(series.name), where)
     lost = series.is_null() | series.is_nan().fill_null(value=False)
     return lost if lost.any() else None
+
+
+def _largest(series: pl.Series) -> float:
+    """Return the largest absolute value of a column of floats; NaN if one is NaN."""
+    values = series.to_numpy() if series.null_count() == 0 else np.empty(0)
+    return max(float(values.max()), -float(values.min())) if values.size else math.nan
 
 
 def _codes(
@@ -611,10 +639,7 @@ def _coded_term(term: Term, levels: Mapping[str, Sequence[str]]) -> Term:
 
 def _check_range(values: FloatArray, name: str, where: str) -> None:
     """Raise if a column of a design overflows."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):
-            return
-    bad = ~np.isfinite(values)
+    bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         raise InputError(
             f"{where}: {name} is beyond the range of numbers in {bad.sum()} of {len(bad)} rows. "

@@ -34,7 +34,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import some
+from fedipw.numerics.checks import SHOWN, shown, some
 from fedipw.tables.columns import NO, YES
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 
 MISSING: Final = "(missing)"  # the level of rows without one, where that is a level of its own
 OTHER: Final = "(other)"  # the level rare levels are merged into
-_END = re.compile(r"\s*(?:$|[-+:*\[\]),])")  # what may follow a column's name
 _BARE = re.compile(r"[^-+:*\[\](),`]+")
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
 _FUNCTION = re.compile(r"([^\W\d]\w*)\s*\(")
-_LEVEL = re.compile(r"""\[\s*(?:`([^`]*)`|"([^"]*)"|'([^']*)'|([^\]]*?))\s*\]""")
 _POWER = re.compile(r"\*\*\s*([^-+:*\[\](),\s]*)")
 _NAMED = re.compile(r"`((?:[^`]|``)+)`|[^\W\d]\w*(?!\w|\s*\()")  # a name, not a function's
+_NEAR, _CANDIDATES = 200, 2_000  # characters of a name, and names, among which one is guessed
+_QUOTES = "`\"'"
+POWER_MAX = 100  # of a column; beyond it even numbers near 1 leave the range of numbers
+PRODUCTS_MAX = 10_000  # that one clause may stand for, such as a*b*c
 _ADVICE = {
     "^": "powers are written a**2",
     "~": "a formula has no left side",
@@ -109,8 +111,7 @@ def formula_names(formula: str) -> tuple[str, ...]:
     ('battery', 'wifi', 'local hour', 'os')
     """
     found: list[str] = []
-    text = _LEVEL.sub(" ", formula)
-    for match in _NAMED.finditer(text):
+    for match in _NAMED.finditer(_without_levels(formula)):
         found.append(match[1].replace("``", "`") if match[1] is not None else match[0])
     return tuple(dict.fromkeys(found))
 
@@ -118,8 +119,45 @@ def formula_names(formula: str) -> tuple[str, ...]:
 def near(name: str, names: Collection[str]) -> str:
     """Return ``; did you mean ...?`` for the name nearest to one that is not there, or a stop."""
     same = [n for n in names if n.casefold() == name.casefold()]
-    found = same or get_close_matches(name, list(names), n=1)
+    few = [n for n in names if len(n) <= _NEAR][:_CANDIDATES]  # looking takes time by their product
+    found = same or (get_close_matches(name, few, n=1) if len(name) <= _NEAR else [])
     return f"; did you mean {found[0]!r}?" if found else "."
+
+
+def _level_at(text: str, at: int) -> tuple[str, int] | None:
+    """Return the level in the brackets that open here and where they end, none without an end.
+
+    A level may stand in quotes, which may hold brackets. One look at each character: a regular
+    expression takes the square of the spaces after an opening bracket.
+    """
+    if not text.startswith("[", at):
+        return None
+    start = _past_spaces(text, at + 1)
+    if start < len(text) and text[start] in _QUOTES:
+        closed = text.find(text[start], start + 1)
+        end = _past_spaces(text, closed + 1)
+        if closed >= 0 and text.startswith("]", end):
+            return text[start + 1 : closed], end + 1
+    end = text.find("]", start)
+    return None if end < 0 else (text[start:end].rstrip(), end + 1)
+
+
+def _past_spaces(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _without_levels(formula: str) -> str:
+    """Return a formula with a space in place of each level."""
+    out, at = [], 0
+    while (opened := formula.find("[", at)) >= 0:
+        found = _level_at(formula, opened)
+        if found is None:  # nor does a later one end
+            break
+        out += [formula[at:opened], " "]
+        at = found[1]
+    return "".join([*out, formula[at:]])
 
 
 @dataclass(slots=True)
@@ -131,10 +169,12 @@ class _Reader:
     others: frozenset[str]
     dotted: int  # how many of the columns a dot stands for
     at: int = 0
-    longest_first: list[str] = field(init=False)
+    names: frozenset[str] = field(init=False)
+    lengths: list[int] = field(init=False)  # of the names, the longest first
 
     def __post_init__(self) -> None:
-        self.longest_first = sorted(filter(None, self.columns), key=len, reverse=True)
+        self.names = frozenset(filter(None, self.columns))
+        self.lengths = sorted({len(name) for name in self.names}, reverse=True)
 
     def clauses(self) -> Iterator[Clause]:
         adds = not self._takes("-")
@@ -153,7 +193,7 @@ class _Reader:
         """Return one product for each column if here stands a dot."""
         if not self.formula.startswith(".", self.at) or self._column_here() is not None:
             return ()
-        if re.match(r"\.\s*(?:$|[-+])", self.formula[self.at :]) is None:
+        if self._sign_after(self.at + 1) not in {"", "-", "+"}:
             self._fail("'.' stands for every covariate and must stand alone, as in '. - a + a:b'.")
         self._on(1)
         return tuple((Part(column),) for column in self.columns[: self.dotted])
@@ -163,6 +203,8 @@ class _Reader:
         crossed = [self._product()]
         while not self.formula.startswith("**", self.at) and self._takes("*"):
             crossed.append(self._product())
+        if 2 ** len(crossed) > PRODUCTS_MAX:
+            self._fail(f"{len(crossed)} crossed terms stand for 2**{len(crossed)} - 1 products.")
         chosen = (c for n in range(1, len(crossed) + 1) for c in combinations(crossed, n))
         return tuple(tuple(part for parts in c for part in parts) for c in chosen)
 
@@ -179,11 +221,10 @@ class _Reader:
             function = _FUNCTION.match(self.formula, self.at)
             return self._called(function[1], function.end()) if function else self._nothing()
         self._past_column(column)
-        level = _LEVEL.match(self.formula, self.at)
+        level = _level_at(self.formula, self.at)
         if level is not None:
-            self._on(level.end() - self.at)
-            text = next(group for group in level.groups() if group is not None)
-            return Part(column, level=text)
+            self._on(level[1] - self.at)
+            return Part(column, level=level[0])
         if self.formula.startswith("[", self.at):
             self._fail(f"the level of {column!r} has no closing ']'.")
         return Part(column, power=self._power(column))
@@ -192,10 +233,13 @@ class _Reader:
         found = _POWER.match(self.formula, self.at)
         if found is None:
             return 1
-        if not (found[1].isdecimal() and int(found[1]) >= 1):
+        digits = found[1].lstrip("0")
+        if not (digits.isdecimal() and digits.isascii()):
             self._fail(f"the power of {column!r} must be a whole number, 1 or more.")
+        if len(digits) > len(str(POWER_MAX)) or int(digits) > POWER_MAX:
+            self._fail(f"the power of {column!r} must be {POWER_MAX} at most.")
         self._on(found.end() - self.at)
-        return int(found[1])
+        return int(digits)
 
     def _called(self, name: str, inside: int) -> Part:
         if name not in {"C", "ns"}:
@@ -214,7 +258,8 @@ class _Reader:
         return Part(column, category=name == "C", knots=knots)
 
     def _knots(self, column: str) -> tuple[float, ...]:
-        inside = self.formula[self.at :].split(")")[0]
+        end = self.formula.find(")", self.at)
+        inside = self.formula[self.at :] if end < 0 else self.formula[self.at : end]
         texts = [text.strip() for text in inside.split(",")][1:] if inside.startswith(",") else []
         try:
             knots = tuple(float(text) for text in texts)
@@ -235,18 +280,24 @@ class _Reader:
         quoted = _QUOTED.match(self.formula, self.at)
         if quoted is not None:
             name = quoted[1].replace("``", "`")
-            if name not in self.columns:
+            if name not in self.names:
                 self._missing(name)
             return name
-        return next(
-            (
-                name
-                for name in self.longest_first
-                if self.formula.startswith(name, self.at)
-                and _END.match(self.formula, self.at + len(name))
-            ),
-            None,
-        )
+        for length in self.lengths:
+            name = self.formula[self.at : self.at + length]
+            if len(name) == length and name in self.names and self._ends(self.at + length):
+                return name
+        return None
+
+    def _ends(self, at: int) -> bool:
+        """Return whether a column's name may end here."""
+        sign = self._sign_after(at)
+        return not sign or sign in "-+:*[]),"
+
+    def _sign_after(self, at: int) -> str:
+        """Return the first character from here on that is no space, nothing at the end."""
+        place = _past_spaces(self.formula, at)
+        return self.formula[place : place + 1]
 
     def _past_column(self, column: str) -> None:
         quoted = _QUOTED.match(self.formula, self.at)
@@ -272,11 +323,11 @@ class _Reader:
             )
         advice = next((f" ({text})" for sign, text in _ADVICE.items() if sign in name), "")
         guess = near(name, self.columns)
-        self._fail(f"{name!r} names no column{advice}{guess} Columns: {some(self.columns)}.")
+        self._fail(f"{shown(name)} names no column{advice}{guess} Columns: {some(self.columns)}.")
 
     def _unexpected(self) -> NoReturn:
-        rest = self.formula[self.at :]
-        self._fail(f"{rest[:20]!r} cannot stand here; terms are joined by + - : or *.")
+        rest = self.formula[self.at : self.at + 20]
+        self._fail(f"{rest!r} cannot stand here; terms are joined by + - : or *.")
 
     def _takes(self, sign: str) -> bool:
         self._spaces()
@@ -290,11 +341,10 @@ class _Reader:
         self._spaces()
 
     def _spaces(self) -> None:
-        while self.at < len(self.formula) and self.formula[self.at].isspace():
-            self.at += 1
+        self.at = _past_spaces(self.formula, self.at)
 
     def _fail(self, why: str) -> NoReturn:
-        raise InputError(f"Formula {self.formula!r}, character {self.at + 1}: {why}")
+        raise InputError(f"Formula {shown(self.formula)}, character {self.at + 1}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +476,10 @@ def term_of(name: str, schema: pl.Schema) -> Term:
             f"{name!r} names no column of the table, nor a level such as os[android], a power such "
             f"as age**2 or a product such as age:height. Columns: {some(schema.names())}."
         )
+    for part in parts:
+        kind = schema[part.column]
+        if not (is_number(kind) or kind in (pl.String, pl.Categorical, pl.Enum)):
+            raise InputError(f"{name}: {part.column!r} holds {kind}, neither numbers nor text.")
     made = (number_factors(part, schema[part.column]) for part in parts)
     return Term(name, tuple(factor for factors in made for factor in factors))
 
@@ -520,6 +574,9 @@ def is_number(kind: pl.DataType) -> bool:
 
 def _products(parts: Sequence[Part], factors: Callable[[Part], tuple[Factor, ...]]) -> list[Term]:
     choices = [factors(part) for part in parts]
+    if math.prod(map(len, choices)) > PRODUCTS_MAX:
+        named = ":".join(choice[0].column for choice in choices[:SHOWN])
+        raise InputError(f"{named} stands for more than {PRODUCTS_MAX} columns: merge levels.")
     merged = [m for chosen in product(*choices) if (m := _merged(chosen)) is not None]
     if not merged and all(choices):
         shown = ":".join(choice[0].name for choice in choices)

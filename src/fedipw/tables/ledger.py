@@ -7,11 +7,13 @@ that a reader never sees half a round. ``ledger.json`` holds the version of the 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import some
+from fedipw.numerics.checks import SHOWN, SMALLEST, some
 from fedipw.storage.atomic import remove_abandoned, write_text
 from fedipw.storage.lock import locked
 from fedipw.tables.columns import (
@@ -32,7 +34,15 @@ from fedipw.tables.columns import (
     REPLIED,
     ROUND,
 )
-from fedipw.tables.table import check_same_columns, reading, write_table
+from fedipw.tables.table import (
+    ALLOW,
+    CLAIM,
+    RATIO,
+    check_claim,
+    check_same_columns,
+    reading,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray
@@ -40,7 +50,7 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)
 _FLAGS = (AVAILABLE, INVITED, REPLIED)
-_FILE = re.compile(r"^round-(\d{6,})\.parquet$")
+_FILE = re.compile(r"^round-([0-9]{6,18})\.parquet$")
 _VERSION_FILE = "ledger.json"
 
 
@@ -104,79 +114,91 @@ class Ledger:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Numbers of the closed rounds, in order; a round being written is not among them."""
+        """Numbers of the closed rounds, in order; a round being written is not among them.
+
+        Each look lists the directory: whoever needs them more than once keeps them.
+        """
         if not self.directory.is_dir():
             return ()
-        found = (_FILE.match(path.name) for path in self.directory.iterdir())
+        try:
+            names = os.listdir(self.directory)
+        except OSError as error:
+            raise InputError(f"{self.directory} cannot be read: {error.strerror}.") from error
+        found = (_FILE.match(name) for name in names)
         numbers = sorted(int(match[1]) for match in found if match)
         return tuple(number for number in numbers if number >= self.since)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Numbers between the first and the last closed round that have no file."""
-        present = set(self.rounds)
-        last = max(present, default=self.since - 1)
-        return tuple(r for r in range(self.since, last + 1) if r not in present)
 
     @cached_property
     def schema(self) -> pl.Schema:
         """Columns and types, those of the first closed round."""
         self.require_rounds()
-        return self._schema_of(self.rounds[0])
+        return self._schema_of(self.since)
 
     @property
     def covariates(self) -> tuple[str, ...]:
         """Pre-round covariates."""
         return tuple(n for n in self.schema.names() if n not in {ID, *OWN_COLUMNS})
 
-    def require_rounds(self) -> None:
-        """Raise if there is no closed round, one is missing, or the format is another."""
+    def require_rounds(self) -> tuple[int, ...]:
+        """Return the closed rounds; raise if there is none, one is missing, or another format."""
         if not self.directory.is_dir():
             raise InputError(f"No ledger directory {self.directory}.")
         self._check_version()
-        if not self.rounds:
+        rounds = self.rounds
+        if not rounds:
             raise InputError(
                 f"{self.directory} holds no closed round; files are named round-000001.parquet."
             )
-        if self.missing:
+        if rounds[-1] - self.since + 1 > len(rounds):
+            present = set(rounds)
+            absent = (r for r in range(self.since, rounds[-1] + 1) if r not in present)
+            first = ", ".join(map(str, islice(absent, SHOWN)))
+            count = rounds[-1] - self.since + 1 - len(rounds)
+            more = f" and {count - SHOWN} more" if count > SHOWN else ""
             raise InputError(
-                f"{self.directory}: round {some(self.missing)} is missing; rounds "
-                f"{self.rounds[0]} to {self.rounds[-1]} are expected. Restore the file(s), or "
-                "leave out all later rounds."
+                f"{self.directory}: round {first}{more} is missing; rounds {self.since} to "
+                f"{rounds[-1]} are expected. Restore the file(s), or leave out all later rounds."
             )
+        return rounds
 
     def read(self, index: int) -> pl.DataFrame:
         """Return one closed round, checked."""
-        path = self._path(index)
+        path = self.path(index)
         self._check_columns(self._schema_of(index), path)
         with reading(path):
-            frame = pl.read_parquet(path)
+            # no more rows than its bytes can honestly hold, without another look at the file
+            most = 10**6 + 64 * path.stat().st_size
+            frame = pl.read_parquet(path, n_rows=None if os.environ.get(ALLOW) else most + 1)
+        if frame.height > most:
+            check_claim(path, CLAIM + RATIO * frame.height * 64)
         check_round(frame, index, str(path))
         return frame
 
     def scan(self) -> pl.LazyFrame:
         """Return all closed rounds as a query; files of other columns or types are errors."""
-        self.require_rounds()
-        for index in self.rounds[1:]:
-            self._check_columns(self._schema_of(index), self._path(index))
-        return pl.scan_parquet([self._path(index) for index in self.rounds], glob=False)
+        rounds = self.require_rounds()
+        for index in rounds[1:]:
+            self._check_columns(self._schema_of(index), self.path(index))
+        return pl.scan_parquet([self.path(index) for index in rounds], glob=False)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Yield the closed rounds in order, one in memory at a time."""
-        self.require_rounds()
-        for index in self.rounds:
+        for index in self.require_rounds():
             yield self.read(index)
 
     @contextmanager
     def writing(self) -> Iterator[LedgerWriter]:
         """Hold the ledger for one writer, as a server does for as long as it runs."""
+        self._make()
+        with locked(self.directory, "writes the ledger"):
+            remove_abandoned(self.directory)
+            yield LedgerWriter(self)
+
+    def _make(self) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.directory} cannot be made: {error.strerror}.") from error
-        with locked(self.directory, "writes the ledger"):
-            remove_abandoned(self.directory)
-            yield LedgerWriter(self)
 
     def append(self, index: int, frame: pl.DataFrame) -> None:
         """Write a round that has closed; the next number only, and never over another.
@@ -184,32 +206,40 @@ class Ledger:
         The ledger is held meanwhile: a program that keeps it with :meth:`writing` appends there.
         """
         closed = _closed(index, frame)
-        with self.writing():
+        self._make()
+        # what others left is cleaned by whoever holds the ledger for long: that lists the directory
+        with locked(self.directory, "writes the ledger"):
             self._write(index, closed)
 
+    def has(self, index: int) -> bool:
+        """Return whether a round is closed, without a look at the others."""
+        return self.path(index).is_file()
+
     def _write(self, index: int, frame: pl.DataFrame) -> None:
-        present = self.rounds
-        if index != (present[-1] + 1 if present else self.since):
-            last = present[-1] if present else "none"
+        follows = index == self.since or self.has(index - 1)
+        if index < self.since or not follows or self.has(index):
+            last = max(self.rounds, default="none")
             raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
-        path = self._path(index)
-        if present:
+        path = self.path(index)
+        if index > self.since:
             self._check_columns(frame.schema, path)
         self._write_version()
-        write_table(frame.select(self.schema.names() if present else frame.columns), path)
+        names = frame.columns if index == self.since else self.schema.names()
+        write_table(frame.select(names), path, cleaned=False)
 
-    def _path(self, index: int) -> Path:
+    def path(self, index: int) -> Path:
+        """Return the file of a round."""
         return self.directory / f"round-{index:06d}.parquet"
 
     def _schema_of(self, index: int) -> pl.Schema:
-        path = self._path(index)
+        path = self.path(index)
         if not path.is_file():
             raise InputError(f"No round {index} in {self.directory}.")
         with reading(path):
             return pl.Schema(pl.read_parquet_schema(path))
 
     def _check_columns(self, schema: pl.Schema, path: Path) -> None:
-        check_same_columns(schema, self.schema, str(path), self._path(self.rounds[0]).name)
+        check_same_columns(schema, self.schema, str(path), self.path(self.since).name)
 
     def _check_version(self) -> None:
         path = self.directory / _VERSION_FILE
@@ -263,6 +293,10 @@ def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
     if frame[ID].n_unique() != frame.height:
         twice = frame[ID].filter(frame[ID].is_duplicated()).unique(maintain_order=True)
         raise InputError(f"{where}: {ID} {some(twice.to_list())} stands more than once.")
+    if not frame[ROUND].dtype.is_integer() and frame.height:
+        raise InputError(
+            f"{where}: column {ROUND!r} holds {frame[ROUND].dtype}, not whole numbers."
+        )
     others = frame[ROUND].filter(frame[ROUND] != index)
     if len(others) or frame[ROUND].null_count():
         raise InputError(f"{where}: column {ROUND!r} holds {some(others.unique().to_list())}.")
@@ -292,10 +326,11 @@ def _check_invite_prob(frame: pl.DataFrame, where: str) -> None:
     if not frame[INVITE_PROB].dtype.is_numeric():
         raise InputError(f"{where}: {INVITE_PROB!r} must hold numbers.")
     due = pl.col(AVAILABLE) if AVAILABLE in frame.columns else pl.col(INVITED)
-    prob = pl.col(INVITE_PROB)
-    odd = frame.filter(due & ~((prob > 0.0) & (prob <= 1.0)).fill_null(False))
+    prob = pl.col(INVITE_PROB).cast(pl.Float64)
+    odd = frame.filter(due & ~((prob >= SMALLEST) & (prob <= 1.0)).fill_null(False))
     if odd.height:
         raise InputError(
-            f"{where}: {INVITE_PROB!r} must lie in (0, 1] where a client could be invited; "
+            f"{where}: {INVITE_PROB!r} must lie in (0, 1], and not below {SMALLEST:g}, where a "
+            "client could be invited; "
             f"{odd.height} row(s) do not ({ID} {some(odd[ID].to_list())})."
         )

@@ -34,7 +34,7 @@ MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a
 
 def rows_per_block(columns: int) -> int:
     """Return how many rows of this many columns make a block of about 16 MiB."""
-    return int(np.clip(_BLOCK_BYTES // (8 * max(1, columns)), 8_192, 262_144))
+    return min(max(_BLOCK_BYTES // (8 * max(1, columns)), 8_192), 262_144)
 
 
 class Block(NamedTuple):

@@ -18,7 +18,13 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import check_finite, check_positive, check_rows, some
+from fedipw.numerics.checks import (
+    check_finite,
+    check_magnitude,
+    check_positive,
+    check_rows,
+    some,
+)
 from fedipw.tables.columns import ENROLLED, FROM, ID, NO, OPENED_AT, UNTIL, YES
 from fedipw.tables.design import Design
 from fedipw.tables.formula import is_number
@@ -62,6 +68,7 @@ class ReferenceSample:
         weights = values.fill_null(np.nan).to_numpy()
         if not (np.isfinite(weights).all() and (weights > 0.0).all()):
             raise InputError(f"{given.name}: weights in {weight!r} must be finite and above 0.")
+        check_magnitude(weights, repr(weight), given.name)
         return cls(table=given, weight=weight, weights=weights)
 
 
@@ -116,7 +123,9 @@ class Population:
         """
         made = cls.__new__(cls)
         made.clients, made.targets = Table(enrolled), Targets.given(targets)
-        made._size = None if size is None else check_positive(size, "population_size")
+        if size is not None:
+            check_magnitude(check_positive(size, "population_size"), "population_size")
+        made._size = size
         return made
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,12 +13,15 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
 import numpy as np
 import polars as pl
 
-from fedipw.errors import InputError
+from fedipw.errors import InputError, NotFiniteError
 from fedipw.numerics.checks import some
-from fedipw.storage.atomic import check_place, written_path
+from fedipw.storage.atomic import check_place, unwritable, written_path
 from fedipw.tables.columns import ENROLLED, ID, NO, YES
 
 BATCH_ROWS = 131_072
+CLAIM, RATIO = 4 * 2**30, 200  # bytes a file may claim to hold, and times its size beyond that
+ALLOW = "FEDIPW_ALLOW_LARGE_FILES"
+_MOST_PACKED = 1032  # bytes that one byte can stand for in a gzip file
 _FLAGS = dict.fromkeys(YES, True) | dict.fromkeys(NO, False)
 
 
@@ -135,12 +139,20 @@ class Table:
                 f"{some(self.schema.names())}."
             )
 
+    @cached_property
+    def _honest(self) -> tuple[_Part, ...]:
+        """The parts, none of which claims to be far larger than it can honestly be."""
+        for part, rows in zip(self.parts, self._part_rows, strict=True):
+            if isinstance(part.where, Path):
+                check_claim(part.where, rows * 8 * max(1, len(self.schema)))
+        return self.parts
+
     def scan(self) -> pl.LazyFrame:
         """Return the table as a query."""
         names = self.schema.names()  # all files alike, or an error that names the odd one
-        if len(self.parts) == 1:
-            return self.parts[0].query
-        return pl.concat([part.query.select(names) for part in self.parts])
+        if len(self._honest) == 1:
+            return self._honest[0].query
+        return pl.concat([part.query.select(names) for part in self._honest])
 
     def collect(self, query: pl.LazyFrame | None = None) -> pl.DataFrame:
         """Return the result of a query on this table, computed in batches; all of it by default."""
@@ -159,7 +171,7 @@ class Table:
         """Yield the rows in order, some columns of them; no batch goes beyond one file."""
         chosen = self.schema.names() if columns is None else columns
         self.require(chosen)
-        for part, size in zip(self.parts, self._part_rows, strict=True):
+        for part, size in zip(self._honest, self._part_rows, strict=True):
             done = 0
             with reading(part.where):
                 query = part.query.select(chosen)
@@ -197,6 +209,37 @@ class Table:
         return pl.concat([self.collect(run) for run in runs])
 
 
+def check_claim(path: Path, claim: int) -> None:
+    """Raise if a file claims more bytes than a stated size and than it can honestly hold.
+
+    A few kilobytes can claim to be terabytes of zeros. Beyond :data:`CLAIM` bytes, and
+    :data:`RATIO` times its size on disk, a file is refused, unless the environment variable
+    ``FEDIPW_ALLOW_LARGE_FILES`` is set.
+    """
+    if claim <= CLAIM or os.environ.get(ALLOW):
+        return
+    size = path.stat().st_size
+    if claim > RATIO * max(1, size):
+        raise InputError(
+            f"{path} has {size} bytes and claims to hold {claim / 2**30:.3g} GiB, {RATIO} times as "
+            f"much or more: that is no table but a trap, or one of a single value. If you trust "
+            f"it, set {ALLOW}=1."
+        )
+
+
+def _packed_size(path: Path) -> int:
+    """Return how many bytes a packed file holds, or where it is too many to go on counting."""
+    size, held = path.stat().st_size, 0
+    if size * _MOST_PACKED <= CLAIM:
+        return 0
+    with gzip.open(path) as file:
+        while part := file.read(2**20):
+            held += len(part)
+            if held > max(CLAIM, RATIO * size):
+                break
+    return held
+
+
 def rows_of(part: Slice, columns: Sequence[str]) -> pl.DataFrame:
     """Return some rows of one file."""
     with reading(part.path):
@@ -208,12 +251,35 @@ def read_table(source: TableLike) -> pl.DataFrame:
     return Table(source).collect()
 
 
-def write_table(frame: pl.DataFrame | pl.LazyFrame, path: str | Path) -> None:
-    """Write a table by suffix; the result of a query is written as it comes."""
+def write_table(
+    frame: pl.DataFrame | pl.LazyFrame, path: str | Path, *, cleaned: bool = True
+) -> None:
+    """Write a table by suffix; the result of a query is written as it comes.
+
+    See :func:`~fedipw.storage.atomic.written_path` for ``cleaned``.
+    """
     place = Path(path)
     check_table_path(place)
-    with written_path(place) as temporary:
-        _FORMATS[_format(place)].write(frame.lazy(), temporary)
+    with written_path(place, cleaned=cleaned) as temporary:
+        try:
+            _FORMATS[_format(place)].write(frame.lazy(), temporary)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise unwritable(place, error) from error
+
+
+def check_results(frame: pl.DataFrame, where: str | Path) -> None:
+    """Raise if a table of results holds a number that is not finite; a null is none.
+
+    >>> check_results(pl.DataFrame({"unit_id": ["a"], "weight": [float("inf")]}), "weights.csv")
+    Traceback (most recent call last):
+    ...
+    fedipw.errors.NotFiniteError: weights.csv would hold 1 number(s) that are not finite, in ...
+    """
+    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
+    counts = frame.select((~pl.col(floats).is_finite()).sum()).row(0) if floats else ()
+    bad = {name: count for name, count in zip(floats, counts, strict=True) if count}
+    if bad:
+        raise NotFiniteError(str(where), tuple(bad), sum(bad.values()))
 
 
 def check_table_path(path: Path) -> None:
@@ -303,6 +369,8 @@ def _format(path: Path) -> str:
 
 def _scan(path: Path) -> pl.LazyFrame:
     with reading(path):
+        if _format(path) == ".csv.gz":
+            check_claim(path, _packed_size(path))
         query = _FORMATS[_format(path)].scan(path)
         names = query.collect_schema().names()
     twice = [name for name in names if name.endswith("_duplicated_0")]
@@ -317,6 +385,8 @@ def _with_flags(query: pl.LazyFrame, where: Path | str) -> pl.LazyFrame:
         kind = query.collect_schema().get(ENROLLED, pl.Boolean)
     if kind == pl.Boolean:
         return query
+    if not (kind.is_numeric() or kind in (pl.String, pl.Categorical, pl.Enum, pl.Null)):
+        raise InputError(f"{where}: {ENROLLED!r} holds {kind}; it must be true or false.")
     text = pl.col(ENROLLED).cast(pl.String).str.to_lowercase().str.strip_chars()
     with reading(where):
         odd = query.select(text.filter(~text.is_in(list(_FLAGS)))).head(1).collect()

@@ -12,13 +12,14 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import check_rows, some
+from fedipw.numerics.checks import LARGEST, check_rows, some
 from fedipw.tables.table import Table, TableLike
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray
 
 _LEVEL = re.compile(r"^([^\[\]:]+)\[[^\[\]]*\]$")
+_TEXT = (pl.String, pl.Categorical, pl.Enum, pl.Null)
 SHARES = 1e-6  # by which the shares of one category may exceed 1
 TargetsLike: TypeAlias = "Mapping[str, float] | TableLike | Targets"
 
@@ -55,11 +56,17 @@ class Targets:
         bad = [n for n, v in zip(self.names, self.values, strict=True) if not np.isfinite(v)]
         if bad:
             raise InputError(f"The target value of {some(bad)} is missing or infinite.")
+        huge = [n for n, v in zip(self.names, self.values, strict=True) if abs(v) > LARGEST]
+        if huge:
+            raise InputError(f"The target value of {some(huge)} is beyond {LARGEST:g}.")
         if self.se is not None:
             check_rows(len(self.names), se=self.se)
-            odd = [n for n, e in zip(self.names, self.se, strict=True) if not 0.0 <= e < np.inf]
+            odd = [n for n, e in zip(self.names, self.se, strict=True) if not 0.0 <= e <= LARGEST]
             if odd:
-                raise InputError(f"The standard error of {some(odd)} must be a number, 0 or more.")
+                raise InputError(
+                    f"The standard error of {some(odd)} must be a number from 0 to {LARGEST:g}. "
+                    "Leave out a target about which nothing is known."
+                )
 
     def _check_shares(self) -> None:
         shares: dict[str, dict[str, float]] = {}
@@ -114,8 +121,10 @@ class Targets:
                     f"{table.name} has no column {column!r}; it has {some(frame.columns)}. Targets "
                     "are name,value and optionally se."
                 )
-        names = frame["name"].cast(pl.String)
         try:
+            if not (frame["name"].dtype.is_numeric() or frame["name"].dtype in _TEXT):
+                raise InputError(f"column 'name' must hold text, not {frame['name'].dtype}.")
+            names = frame["name"].cast(pl.String)
             if names.null_count():
                 raise InputError(f"row {int(names.is_null().arg_max() or 0) + 1} has no name.")
             se = _numbers(frame, "se") if "se" in frame.columns else None

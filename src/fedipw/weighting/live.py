@@ -11,15 +11,17 @@ import polars as pl
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows
 from fedipw.selection.participation import Participation, Window
-from fedipw.selection.steps import participation_steps
+from fedipw.selection.steps import known_steps, participation_steps
 from fedipw.tables.columns import AFTERWARDS, FATE, REPLIED, ROUND
 from fedipw.tables.ledger import Ledger, LedgerWriter, check_round
 from fedipw.weighting.replay import Plan, Record, RoundRun, coming_round, ledger_rounds
+from fedipw.weighting.snapshot import EVERY, Snapshot, SnapshotUnusedError, can_be_saved
 from fedipw.weighting.weigher import StagedEnrollment, Weigher
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray
     from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.selection.steps import Step
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import RoundWeights
 
@@ -86,14 +88,20 @@ class Live:
         self._found: RoundWeights | None = None
         self._writer: LedgerWriter | None = None  # while the ledger is held
         self._enrollment = StagedEnrollment(stage, plan.method)
-        if ledger.rounds:
+        self._snapshot: Snapshot | None = None
+        self._times = 0  # the open round was weighed
+        self._unused = ""  # why a snapshot was left aside
+        self._closed = len(ledger.rounds)
+        if self._closed:
             ledger.require_rounds()
             self._bind(None)
 
     @property
     def rounds(self) -> int:
         """Number of closed rounds."""
-        return len(self.ledger.rounds)
+        while self.ledger.has(self.ledger.since + self._closed):  # another server's
+            self._closed += 1
+        return self._closed
 
     @property
     def weighing(self) -> Weighing:
@@ -127,21 +135,21 @@ class Live:
 
     def open(self, table: pl.DataFrame) -> None:
         """Open the next round with its rows: ``unit_id``, ``invited`` and what else is known."""
-        if self._open is not None:
-            raise InputError(f"Round {self.rounds + 1} is open: close it first.")
         index = self.rounds + 1
+        if self._open is not None:
+            raise InputError(f"Round {index} is open: close it first.")
         frame = table.drop(ROUND, *AFTERWARDS, strict=False)
         frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
         where = f"{self.ledger.directory} round {index}"
         check_round(frame.with_columns(pl.lit(False).alias(REPLIED)), index, where)
-        if self.rounds:
+        if index > 1:
             frame = self._in_order(frame, where)
         round_ = coming_round(frame, index, self.stage.members, self.ledger)
         if self._behind() or self._strange(frame):
             self._bind(frame)
         assert self._run is not None
         self._run.open(round_)
-        self._open, self._found = frame, None
+        self._open, self._found, self._times = frame, None, 0
 
     def weigh(self, replied: BoolArray, reliance: float = 1.0) -> RoundWeights | None:
         """Return the weights of the replies, none if nothing can be weighed.
@@ -152,6 +160,7 @@ class Live:
         frame, run = self._opened()
         check_rows(frame.height, replied=replied)
         self._found = run.weigh(replied, reliance)
+        self._times += 1
         return self._found
 
     def close(self, replied: BoolArray, outcomes: Sequence[str | None] | None = None) -> None:
@@ -167,6 +176,10 @@ class Live:
         (self._writer or self.ledger).append(self.rounds + 1, closed)
         run.close(replied, self._found)
         self._open, self._found = None, None
+        if self._times != 1:  # a restart weighs every round once, and its fits follow from that
+            self._snapshot = None
+        if self.rounds % EVERY == 0:
+            self._save()
 
     def _opened(self) -> tuple[pl.DataFrame, RoundRun]:
         if self._open is None or self._run is None:
@@ -185,6 +198,21 @@ class Live:
         """Return whether the ledger has rounds this one has not seen, such as another server's."""
         return self._learner is None or self._learner.rounds != self.rounds
 
+    def _save(self) -> None:
+        """Write a snapshot of the learner; what goes wrong is noted, the ledger has all of it."""
+        if self._snapshot is None or self._run is None or self._behind():
+            return
+        assert self._learner is not None
+        notes = self._run.record.notes
+        try:
+            if self._writer is not None:
+                self._snapshot.save(self._run.weigher, self._learner, notes)
+            else:
+                with self.ledger.writing():
+                    self._snapshot.save(self._run.weigher, self._learner, notes)
+        except (InputError, SnapshotUnusedError) as error:
+            notes[f"no snapshot of the learner: {error}"] += 1
+
     def _strange(self, frame: pl.DataFrame) -> bool:
         """Return whether a category of the round has a level that no design knows."""
         assert self._learner is not None
@@ -200,18 +228,62 @@ class Live:
 
     def _bind(self, opening: pl.DataFrame | None) -> None:
         """Bind designs to all rounds so far, and replay the closed ones."""
-        members, plan = self.stage.members, self.plan
+        if opening is None and self._restored():
+            return
         steps = participation_steps(
-            self.ledger, members, plan.formulas, plan.models, opening=opening
+            self.ledger, self.stage.members, self.plan.formulas, self.plan.models, opening=opening
         )
+        self._begin(steps)
+        self._replay(0)
+        if self._unused and self._run is not None:
+            self._run.record.notes[self._unused] += 1
+            self._unused = ""
+
+    def _begin(self, steps: tuple[Step, ...]) -> None:
+        """Begin anew with these steps."""
+        members, plan = self.stage.members, self.plan
         self._learner = Participation(
             members, steps, plan.settings, models=plan.models, scratch=plan.scratch
         )
         weigher = Weigher(self._enrollment, self._learner, {plan.method.name: plan.method})
         self._run = RoundRun(weigher, plan.method.name, Record())
-        if not self.ledger.rounds:
-            return
-        for round_, table in ledger_rounds(self.ledger, members):
+        fresh = Snapshot(self.ledger, self.stage, plan) if can_be_saved(steps) else None
+        self._snapshot = fresh
+
+    def _replay(self, after: int) -> bool:
+        """Replay the closed rounds after some; return whether no level was new to the designs."""
+        assert self._run is not None
+        for round_, table in ledger_rounds(self.ledger, self.stage.members, after=after):
+            if after and self._strange(table):
+                return False
             replied = table[REPLIED].to_numpy()
             self._run.open(round_)
             self._run.close(replied, self._run.weigh(replied))
+        return True
+
+    def _restored(self) -> bool:
+        """Return whether a snapshot could be used, and the rounds after it were replayed.
+
+        A level that is new in those rounds changes the designs, and with them everything: all
+        rounds are read then, as without a snapshot.
+        """
+        snapshot, why = Snapshot(self.ledger, self.stage, self.plan), ""
+        try:
+            designs = snapshot.designs()
+            if designs is None:
+                return False
+            self._begin(known_steps(self.ledger.schema, designs))
+            assert self._run is not None
+            assert self._learner is not None
+            done, notes = snapshot.restore(self._run.weigher, self._learner)
+            self._run.record.notes.update(notes)
+            if self._replay(done):
+                self._snapshot = snapshot
+                return True
+        except SnapshotUnusedError as error:
+            why = str(error)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            why = f"it does not fit ({type(error).__name__})"
+        self.stage.restore({})
+        self._unused = why and f"{snapshot.directory} was not used, all rounds were read: {why}"
+        return False

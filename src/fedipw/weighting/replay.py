@@ -279,10 +279,9 @@ class Replay:
         progress: Progress | None = None,
     ) -> None:
         stage.require(plan.method.needs)
-        ledger.require_rounds()
         self.stage, self.ledger, self.plan = stage, ledger, plan
         self._observers, self._progress = tuple(observers), progress
-        self._done, self._todo = 0, len(ledger.rounds)
+        self._done, self._todo = 0, len(ledger.require_rounds())
         self.learner: Participation | None = None  # that has seen all rounds, once they are read
         self.record = Record()
 
@@ -357,9 +356,15 @@ def _source(learner: Participation, places: IntArray | None) -> ParticipationSou
     return learner if places is None else CollapsedParticipation(learner, places)
 
 
-def ledger_rounds(ledger: Ledger, members: Members) -> Iterator[tuple[Round, pl.DataFrame]]:
-    """Yield each round of a ledger and its table, checked against who was enrolled then."""
-    for index, table in zip(ledger.rounds, ledger, strict=True):
+def ledger_rounds(
+    ledger: Ledger, members: Members, *, after: int = 0
+) -> Iterator[tuple[Round, pl.DataFrame]]:
+    """Yield each round of a ledger and its table, checked against who was enrolled then.
+
+    The first ``after`` rounds are left out.
+    """
+    for index in ledger.rounds[after:]:
+        table = ledger.read(index)
         yield coming_round(table.drop(AFTERWARDS, strict=False), index, members, ledger), table
 
 

@@ -403,12 +403,20 @@ class Weigher:
         """Return what ``restore`` needs; only between rounds."""
         if self._open is not None:
             raise InputError("A round is open: state is saved between rounds.")
-        learnt = {n: w.learnt.to_arrays() for n, w in self.weighings.items() if w.learnt}
+        learnt = self.learnt_state()
         return self.participation.state() | ({LEARNT: learnt} if learnt else {})
+
+    def learnt_state(self) -> dict[str, Any]:
+        """Return what calibrations have learnt that go on from round to round, by method."""
+        return {n: w.learnt.to_arrays() for n, w in self.weighings.items() if w.learnt}
+
+    def restore_learnt(self, state: Mapping[str, Any]) -> None:
+        """Put back what was learnt, before the first round."""
+        self._learnt = {name: OnlineState.of(saved) for name, saved in state.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back, before the first round."""
-        self._learnt = {n: OnlineState.of(saved) for n, saved in state.get(LEARNT, {}).items()}
+        self.restore_learnt(state.get(LEARNT, {}))
         self.participation.restore(state)
 
 

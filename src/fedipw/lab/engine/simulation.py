@@ -16,7 +16,7 @@ from fedipw.lab.engine.history import History
 from fedipw.lab.engine.local import LocalWork, LogisticTrainer, RoundWork, Trainer
 from fedipw.lab.engine.server import PlainStep, ServerStep, State
 from fedipw.lab.theory.limit import LimitWeights
-from fedipw.numerics.checks import check_positive, check_rows
+from fedipw.numerics.checks import LARGEST, check_positive, check_rows
 from fedipw.tables.columns import INVITE_PROB, INVITED
 from fedipw.tables.ledger import Round
 from fedipw.weighting.weigher import RoundWeights
@@ -254,7 +254,7 @@ class Simulation:
         following, self._moments[name] = server.step(
             task.theta, found.total, self._moments[name], self.rounds + 1
         )
-        if not np.isfinite(following).all():
+        if not (np.abs(following) <= LARGEST).all():
             raise DivergedError(name, self.rounds + 1, float(weights.weights.max()))
         return following, found.note
 
