@@ -263,6 +263,11 @@ class CalibrationRule(Protocol):
         """Whether it does what enrollment probabilities in the base would do again."""
         return self.distance is not None
 
+    @property
+    def comparable(self) -> bool:
+        """Whether weights before normalisation have one scale in all rounds."""
+        return True
+
     def enrollment_weights(self, state: EnrollmentState, method: str) -> CalibratedClients | None:
         """Return q of the enrolled where they are calibrated once."""
         del state, method
@@ -476,6 +481,7 @@ class AsYouGo(CalibrationRule):
     balance: str = "rich"
     corrects_enrollment: ClassVar = True
     pools_respondents: ClassVar = True
+    comparable: ClassVar = False  # they grow with lambda
 
     def begun(
         self, state: EnrollmentState, method: str, learnt: OnlineState | None
@@ -1095,6 +1101,8 @@ class Weighing:
         if not (weights.any() or note):
             note = "no reply carries weight"
         report = self.method.guard.applied(weights)
+        if not self.method.calibration.comparable:
+            raw = raw * (len(raw) / raw.sum())
         return RoundWeights(
             replies=replies,
             weights=weights if report is None else report.weights,

@@ -139,7 +139,7 @@ class RoundWeights:
 
     replies: Replies
     weights: FloatArray  # (m,), 1/N included
-    raw: FloatArray  # (m,) before normalisation and guard, relied on as a whole
+    raw: FloatArray  # (m,) before guard and normalisation, where their scale says something
     within: FloatArray  # (m,) as raw, for the enrolled alone: participation without enrollment
     reliance: float = 1.0  # on enrollment weights, Lambda (O21)
     trimming: TrimReport | None = None

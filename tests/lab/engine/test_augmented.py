@@ -219,6 +219,8 @@ def plain_model(
                 for x, i in zip(v, replies, strict=True):
                     apart = apart - x * np.array([1.0, *wide.b[i, :used]])
                 step = step + apart @ beta
+            if how.online:  # their scale grows with lambda
+                raw = [x * len(raw) / sum(raw) for x in raw]
             kept.learn(raw, within, [wide.b[i] for i in replies], updates)
             if how.adaptive:
                 kept.rely(wide, (size, kish([stands[i] for i in world.enrolled]), even))
