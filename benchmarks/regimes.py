@@ -273,7 +273,7 @@ def draw(found: pl.DataFrame, path: Path) -> None:
                 here = np.full(len(tails), -row + shift)
                 ax.plot(tails, here, ".", color=look.colour, alpha=0.25, markersize=4)
                 ax.plot(
-                    float(np.mean(tails)), -row + shift, look.marker, color=look.colour,
+                    float(tails.to_numpy().mean()), -row + shift, look.marker, color=look.colour,
                     markersize=6, label=look.label if row == 0 else None,
                 )  # fmt: skip
         ax.set_xscale("log")

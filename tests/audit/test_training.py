@@ -50,9 +50,8 @@ def test_the_default_of_what_is_known() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"replies": 500}, "too seldom to renew it"),  # one reply a client
-        ({"replies": 4_000}, "with 80 replies a round it was not ahead"),
-        ({"enrolled": 60, "replies": 500}, "with 60 enrolled clients it lost to FedAvg"),
+        ({"replies": 4_000}, "clients replied 8 times each so far, too seldom to renew it"),
+        ({"enrolled": 60, "replies": 3_000}, "with 60 enrolled clients it lost to FedAvg"),
     ],
 )
 def test_a_memory_is_advised_against_with_the_reason(changes: dict[str, int], words: str) -> None:
@@ -62,10 +61,10 @@ def test_a_memory_is_advised_against_with_the_reason(changes: dict[str, int], wo
     assert "memory" not in said(audit, memory=False)
 
 
-def test_a_memory_is_advised_with_few_replies_of_clients_that_come_back() -> None:
-    audit = federation(enrolled=150, replies=750)
+def test_a_memory_is_advised_for_clients_that_come_back() -> None:
+    audit = federation(enrolled=150, replies=4_500)
     assert "Better, since the server may keep one update" in said(audit, memory=True)
-    assert "efficient-hajek. A round has 15 replies" in said(audit, memory=True)
+    assert "efficient-hajek. Clients replied 30 times each" in said(audit, memory=True)
     assert "If the server may keep one update" in said(audit)
     assert "efficient" not in said(audit, memory=False)
 

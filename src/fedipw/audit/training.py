@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from fedipw.audit.values import Audit
     from fedipw.tables.ledger import Ledger
 
-FEW_REPLIES = 20.0  # a round, below which a memory of clients was ahead
 ENOUGH_ENROLLED = 100  # for a memory: with 50 enrolled clients it lost to plain means in a draw
-RENEWED = 3.0  # replies of a client, on average, before a memory says anything of today's model
+RENEWED = 20.0  # replies of each client, on average, from which on a memory was ahead
 UNEVEN = 2.0  # design effect of enrollment weights from which invitations by design saved much
 RELIED, UNRELIED = 0.75, 0.25  # mean reliance that answers whether weights are worth their noise
 
@@ -61,23 +60,22 @@ def _memory(audit: Audit, means: Means, method: str) -> Iterator[str]:
     sizes = audit.sizes
     if means.memory is False or not sizes.rounds:
         return
-    replies, each = sizes.replies / sizes.rounds, sizes.replies / sizes.enrolled
-    few, again = replies < FEW_REPLIES, each >= RENEWED
-    if few and again and sizes.enrolled >= ENOUGH_ENROLLED:
+    each = sizes.replies / sizes.enrolled
+    if each >= RENEWED and sizes.enrolled >= ENOUGH_ENROLLED:
         start = "Better, since" if means.memory else "If"
         yield (
-            f"{start} the server may keep one update per enrolled client: efficient-hajek. A round "
-            f"has {replies:.3g} replies, and below {FEW_REPLIES:g} a memory was ahead of {method}."
+            f"{start} the server may keep one update per enrolled client: efficient-hajek. Clients "
+            f"replied {each:.3g} times each; where they come back that often its error was about a "
+            f"tenth below that of {method}, less than half where what clients report before a "
+            "round predicts their updates."
         )
     elif means.memory:
         why = (
-            f"with {replies:.3g} replies a round it was not ahead"
-            if not few
-            else f"clients replied {each:.2g} times each so far, too seldom to renew it"
-            if not again
-            else f"with {sizes.enrolled} enrolled clients it lost to FedAvg in some draws"
+            f"clients replied {each:.2g} times each so far, too seldom to renew it"
+            if each < RENEWED
+            else f"with {sizes.enrolled} enrolled clients it lost to FedAvg in a draw"
         )
-        yield f"A memory of clients (efficient-hajek) is not needed: {why}."
+        yield f"A memory of clients (efficient-hajek) is not advised: {why}."
 
 
 def _invitations(audit: Audit, means: Means) -> Iterator[str]:
