@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -529,7 +529,7 @@ def _change_header(path: Path, rng: Rng) -> None:
         else:
             arrays[name] = np.array(["x", "y"])
     with path.open("wb") as file_out:
-        np.savez(file_out, **arrays)  # type: ignore[arg-type]
+        np.savez(file_out, **cast("dict[str, Any]", arrays))
 
 
 @cache

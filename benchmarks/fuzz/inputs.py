@@ -89,7 +89,7 @@ def base(index: int) -> Inputs:
     sample = frame.sample(n // 3, seed=index).with_columns(pl.lit(3.0).alias("design_weight"))
     targets = pl.DataFrame({
         "name": ["age", "os[ios]"],
-        "value": [float(frame["age"].mean() or 0.0), float((frame["os"] == "ios").mean() or 0.0)],
+        "value": [_mean(frame["age"]), _mean(frame["os"] == "ios")],
     })  # fmt: skip
     return Inputs(
         tables={
@@ -186,8 +186,13 @@ def changed_frame(frame: pl.DataFrame, rng: Rng) -> tuple[pl.DataFrame, str]:
     if kind == 17:
         long = pl.Series("long", [LONG] + ["a"] * (n - 1))
         return frame.with_columns(long), "a text of 1 MB"
-    values = [one_of(rng, TEXTS) for _ in range(n)]
-    return frame.with_columns(pl.Series("words", values)), "a column of odd words"
+    words = [str(one_of(rng, TEXTS)) for _ in range(n)]
+    return frame.with_columns(pl.Series("words", words)), "a column of odd words"
+
+
+def _mean(column: pl.Series) -> float:
+    known = column.drop_nulls().cast(pl.Float64).to_numpy()
+    return float(known.mean()) if len(known) else 0.0
 
 
 def _rows(rng: Rng, n: int) -> np.ndarray:

@@ -88,8 +88,8 @@ def weights(table: pl.DataFrame, where: Path, scheme: str, size: int | None) -> 
     prob = table["participation_prob"].to_numpy()
     if not ((prob > 0.0) & (prob <= 1.0)).all():
         yield "a participation probability outside (0, 1]"
-    for key, part in table.group_by("round"):
-        index, weight = int(key[0]), part["weight"].to_numpy()  # type: ignore[call-overload]
+    for part in table.partition_by("round"):
+        index, weight = int(part["round"][0]), part["weight"].to_numpy()
         path = where / "rounds" / f"round-{index:06d}.parquet"
         replied = pl.read_parquet(path).filter("replied")["unit_id"].cast(pl.String)
         if not set(part["unit_id"].cast(pl.String)) <= set(replied):
