@@ -127,7 +127,7 @@ def marks_expected(audit: dict[str, Any]) -> dict[str, int]:
     rounds = [
         line[k]
         for line in audit["rounds"]
-        for k in ("reply_rate", "calibration_ratio", "effective_replies")
+        for k in ("reply_rate", "calibration_ratio", "effective_replies", "reliance")
     ]
     estimates = audit["metric"]["estimates"]
     everyone = [e for e in estimates if e["group"] == "everyone"]
