@@ -459,7 +459,7 @@ def test_rounds_that_are_damaged_or_missing_are_named(files: Files) -> None:
     refused(files, ("round-000003.parquet", "not a readable parquet table"), 2)
     half = len(whole) // 2
     files.round(3).write_bytes(whole[:8] + b"\xff" * (half - 8) + whole[half:])
-    refused(files, ("rounds", "not a readable"), 2)
+    refused(files, ("rounds", "cannot be read"), 2)
     files.round(3).unlink()
     refused(files, ("rounds", "round 3 is missing; rounds 1 to 5"), 2)
     for k in (1, 2, 4, 5):
