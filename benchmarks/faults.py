@@ -1,8 +1,9 @@
 """``python -m benchmarks.faults``: commands on bad disks, and killed at moments spread over a run.
 
-Each command runs in a process of its own under a limit: a full disk (a file-size limit), a
-directory that may not be written to, few file descriptors, little memory, its output removed while
-it runs. It must end with exit code 2, name a file, and leave nothing behind. Then it is killed 20
+Each command runs in a process of its own under a limit: a full disk (a file-size limit, and a full
+file system where one may be mounted), a directory that may not be written to, few file descriptors,
+little memory, its output directory removed while it runs. It must end with exit code 2, name a
+file, and leave nothing behind. Then it is killed 20
 times, at moments spread over its run; each time its outputs must be whole or absent, and at the end
 the next run must clean up. Results go to benchmarks/results/faults.json.
 """
@@ -71,6 +72,11 @@ class Command:
 
 _WHO = ("--population", "people.parquet", "--rounds", "rounds")
 COMMANDS = (
+    Command(
+        "evaluate",
+        ("evaluate", *_WHO, "--metrics", "metrics.parquet", "--out", "out/e.csv"),
+        "out/e.csv",
+    ),
     Command("weights", ("weights", *_WHO, "--out", "out/w.parquet"), "out/w.parquet"),
     Command("audit", ("audit", *_WHO, "--out", "out/a.html", "--json", "out/a.json"), "out/a.html"),
     Command("simulate", ("simulate", "scenario.toml", "--out", "out/run"), "out/run"),
@@ -100,13 +106,16 @@ def write_inputs(folder: Path, clients: int = 4_000, rounds: int = 30) -> None:
     (folder / "study.toml").write_text(STUDY)
     (folder / "rounds").mkdir()
     (folder / "out").mkdir()
-    ids = np.flatnonzero(enrolled)
+    ids, metrics = np.flatnonzero(enrolled), []
     for k in range(1, rounds + 1):
         battery = rng.random(len(ids))
         replied = rng.random(len(ids)) < 0.2 + 0.6 * battery
         made = {"round": np.full(len(ids), k), "unit_id": ids, "invited": True}
         table = pl.DataFrame({**made, "replied": replied, "battery": battery})
         table.write_parquet(folder / "rounds" / f"round-{k:06d}.parquet")
+        here = table.filter("replied").select("unit_id", "round")
+        metrics.append(here.with_columns(value=pl.Series(rng.normal(size=here.height))))
+    pl.concat(metrics).write_parquet(folder / "metrics.parquet")
 
 
 def whole(path: Path) -> bool:
@@ -158,10 +167,12 @@ LIMITS: dict[str, Callable[[], None] | None] = {
     "few descriptors": _limited(resource.RLIMIT_NOFILE, 12),
     "little memory": _limited(resource.RLIMIT_DATA, 150 * 2**20),
     "read-only": None,
+    "full file system": None,
+    "removed": None,
 }
 
 
-REFUSED = ("full disk", "read-only")  # no command can do without
+REFUSED = ("full disk", "read-only", "full file system")  # no command can do without
 
 
 def faulty(command: Command, kind: str, folder: Path) -> dict[str, Any]:
@@ -170,10 +181,18 @@ def faulty(command: Command, kind: str, folder: Path) -> dict[str, Any]:
     if kind == "read-only":  # for everybody, root too: a file where a directory would have to be
         shutil.rmtree(blocked)
         blocked.write_text("not a directory")
+    if kind == "full file system" and not _mounted(blocked):
+        return {"code": None, "error": "no file system may be mounted here", "left": []}
     process = command.started(folder, LIMITS[kind])
+    if kind == "removed":
+        _remove_once_used(blocked, process)
     _, err = process.communicate(timeout=300)
     left = []
-    if kind == "read-only":
+    if kind == "full file system":
+        left = sorted(str(p.relative_to(folder)) for p in blocked.rglob("*") if p.is_file())
+        left = [name for name in left if name != "out/fill" and not name.startswith(KEPT)]
+        subprocess.run(["umount", str(blocked)], check=True)
+    elif kind == "read-only":
         left = [] if blocked.read_text() == "not a directory" else ["out"]
         blocked.unlink()
         blocked.mkdir()
@@ -184,6 +203,26 @@ def faulty(command: Command, kind: str, folder: Path) -> dict[str, Any]:
     else:
         left = [*broken(folder), *left_over(folder)]
     return {"code": process.returncode, "error": err.strip()[-300:], "left": left}
+
+
+def _mounted(place: Path) -> bool:
+    """Mount a file system of 64 KiB that a file fills all but 4 KiB of; return whether it may."""
+    asked = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        if subprocess.run(asked, capture_output=True, check=False).returncode:
+            return False
+    except FileNotFoundError:
+        return False
+    (place / "fill").write_bytes(bytes(60 * 1024))
+    return True
+
+
+def _remove_once_used(place: Path, process: subprocess.Popen[str]) -> None:
+    """Remove a directory as soon as the command has put something there."""
+    while process.poll() is None and not any(place.iterdir()):
+        time.sleep(0.001)
+    while place.exists():  # the command may just be writing
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def kills(
@@ -255,7 +294,8 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as scratch:
                 write_inputs(Path(scratch))
                 found = faulty(command, kind, Path(scratch))
-            good &= found["code"] in ((2,) if kind in REFUSED else (0, 2)) and not found["left"]
+            codes = (2, None) if kind in REFUSED else (0, 2)
+            good &= found["code"] in codes and not found["left"]
             result["limits"][f"{command.name}, {kind}"] = found
             print(command.name, kind, found, flush=True)
         with tempfile.TemporaryDirectory() as scratch:

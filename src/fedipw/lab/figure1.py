@@ -28,6 +28,7 @@ from fedipw.lab.scenario import PAPER_METHODS, Scenario
 from fedipw.lab.theory import FederatedLogistic, enrollment_costs, error_parts
 from fedipw.selection.enrollment import BalanceColumns
 from fedipw.storage.atomic import check_directory, written_directory
+from fedipw.tables.table import check_results
 from fedipw.weighting.balance import Balance
 
 if TYPE_CHECKING:
@@ -231,6 +232,8 @@ def reproduce(
     results.sort(key=lambda r: (r.cell.strength, r.cell.seed))
     rows, limits = _rows(results, settings.panels), _limits(results)
     summary = _summary(rows)
+    for name, table in (("results", rows), ("summary", summary), ("errors", limits)):
+        check_results(table, out / f"{name}.csv")
     with written_directory(out) as stage:
         rows.write_csv(stage / "results.csv")
         summary.write_csv(stage / "summary.csv")

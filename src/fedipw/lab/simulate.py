@@ -40,6 +40,7 @@ from fedipw.lab.theory import (
 from fedipw.lab.two_phase import fitted_two_phase
 from fedipw.storage.atomic import check_directory, written_directory
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedipw.tables.table import check_results
 
 if TYPE_CHECKING:
     from fedipw.numerics import IntArray
@@ -107,6 +108,7 @@ def _written(scenario: Scenario, run: Simulation, out: Path) -> dict[str, Any]:
     evaluated, missing = _evaluations(scenario, run, target)
     summary = _summary(scenario, run, target, frame) | {"evaluation": evaluated}
     page = run_page(summary, frame, scenario.settings(), missing)
+    check_results(frame, out / "history.parquet")
     with written_directory(out) as stage:
         frame.write_parquet(stage / "history.parquet")
         (stage / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")

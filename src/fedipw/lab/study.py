@@ -35,6 +35,7 @@ from fedipw.storage.atomic import (
     written_path,
 )
 from fedipw.storage.lock import locked
+from fedipw.tables.table import check_results
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray, IntArray
@@ -160,6 +161,8 @@ def _manifest(study: Study, workers: int, seconds: dict[str, Any], ran: int) -> 
 def _write(out: Path, tables: StudyTables, manifest: dict[str, Any]) -> None:
     from fedipw.lab.study_page import draw_curves, draw_results, study_page  # noqa: PLC0415
 
+    for name in ("results", "curves", "summary", "comparison", "ranks"):
+        check_results(getattr(tables, name), out / name)
     with written_directory(out) as stage:
         tables.results.write_parquet(stage / "results.parquet")
         tables.curves.write_parquet(stage / "curves.parquet")

@@ -103,8 +103,7 @@ def _taken(path: Path, place: Path, purpose: str) -> int:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(path, descriptor):
-                    os.ftruncate(descriptor, 0)
-                    os.write(descriptor, f"process {os.getpid()} {purpose}".encode())
+                    _sign(path, descriptor, purpose)
                     return descriptor
             except BlockingIOError:
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace")
@@ -118,6 +117,18 @@ def _taken(path: Path, place: Path, purpose: str) -> int:
         raise UnwritableError(
             f"{place} cannot be written, as it cannot be locked: {error.strerror}."
         ) from error
+
+
+def _sign(path: Path, descriptor: int, purpose: str) -> None:
+    """Write the holder into a lock file; one that a full disk leaves empty is removed."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} {purpose}".encode())
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+        raise
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
