@@ -14,14 +14,13 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +57,15 @@ class Command:
     arguments: tuple[str, ...]
     output: str  # a file, or a directory
 
-    def started(
-        self, folder: Path, limit: Callable[[], None] | None = None
-    ) -> subprocess.Popen[str]:
-        """Start the command in a directory of its inputs, as the leader of its own group."""
+    def started(self, folder: Path, limit: str = "") -> subprocess.Popen[str]:
+        """Start the command in a directory of its inputs, as the leader of its own group.
+
+        ``limit`` is code that limits the process before the command begins.
+        """
+        called = ["-c", limit + RUN] if limit else ["-m", "fedipw.cli"]
         return subprocess.Popen(
-            [sys.executable, "-m", "fedipw.cli", *self.arguments],
-            cwd=folder, preexec_fn=limit, start_new_session=True, text=True,  # noqa: PLW1509
+            [sys.executable, *called, *self.arguments],
+            cwd=folder, start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2"},
         )  # fmt: skip
@@ -154,24 +155,23 @@ def left_over(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in (folder / "out").rglob(".*"))
 
 
-def _limited(kind: int, value: int) -> Callable[[], None]:
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as an error of the write, not a signal
-        resource.setrlimit(kind, (value, value))
-
-    return limit
-
-
-LIMITS: dict[str, Callable[[], None] | None] = {
-    "full disk": _limited(resource.RLIMIT_FSIZE, 512),
-    "few descriptors": _limited(resource.RLIMIT_NOFILE, 12),
-    "little memory": _limited(resource.RLIMIT_DATA, 150 * 2**20),
-    "read-only": None,
-    "full file system": None,
-    "removed": None,
+LIMIT = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as an error of the write, not a signal
+resource.setrlimit(resource.{0}, ({1}, {1}))
+"""
+RUN = """
+import os, sys
+os.execv(sys.executable, [sys.executable, "-m", "fedipw.cli", *sys.argv[1:]])
+"""
+LIMITS = {
+    "full disk": LIMIT.format("RLIMIT_FSIZE", 512),
+    "few descriptors": LIMIT.format("RLIMIT_NOFILE", 12),
+    "little memory": LIMIT.format("RLIMIT_DATA", 150 * 2**20),
+    "read-only": "",
+    "full file system": "",
+    "removed": "",
 }
-
-
 REFUSED = ("full disk", "read-only", "full file system")  # no command can do without
 
 
