@@ -87,7 +87,7 @@ lowest:
 
 # Known vulnerabilities of what is installed; needs the network and pip-audit (pip install pip-audit).
 audit-packages: $(STAMP)
-	@if command -v pip-audit > /dev/null; then pip-audit --path $$($(BIN)/python -c \
+	@if command -v pip-audit > /dev/null; then pip-audit --strict --path $$($(BIN)/python -c \
 	  'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	else echo "pip-audit is not installed: pip install pip-audit"; exit 1; fi
 
