@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.fuzz.run import LIMIT, Result, run_case
+from benchmarks.fuzz.run import WAIT, Result, run_case
 from fedipw.lab.files import environment
 
 
@@ -27,7 +27,7 @@ def main() -> int:
         cases = range(asked.only, asked.only + 1)
     result, started = Result(seed=asked.seed), time.perf_counter()
     for index in cases:
-        faulthandler.dump_traceback_later(6 * LIMIT, exit=True)  # work in C that never returns
+        faulthandler.dump_traceback_later(2 * WAIT, exit=True)  # work in C that never returns
         known = len(result.faults)
         run_case(asked.seed, index, result, keep=asked.only is not None)
         for fault in result.faults[known:]:
