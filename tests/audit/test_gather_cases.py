@@ -9,9 +9,11 @@ import pytest
 
 from cli.command import succeeded
 from fedipw.audit.gather import MetricRequest
+from fedipw.audit.rates import coder_of
 from fedipw.errors import InputError
 from fedipw.evaluation.logged import Metrics
 from fedipw.selection.saved import StageModel
+from fedipw.tables.cells import Cells
 from worlds import Tables
 
 from .reference import (
@@ -199,3 +201,10 @@ def test_saved_models_are_checked_as_they_are(tmp_path: Path) -> None:
             given, tmp_path / "metric", replace(planned(), models=models),
             metric=MetricRequest(values=Metrics(values)),
         )  # fmt: skip
+
+
+def test_columns_without_text_are_not_counted() -> None:
+    spans = pl.Series("span", [1, 2, 2], dtype=pl.Duration("ms"))
+    levels = pl.Series("os", ["a", "b", "b"])
+    assert coder_of(spans, Cells.of(spans)) is None
+    assert coder_of(levels, Cells.of(levels)) is not None

@@ -20,6 +20,7 @@ from fedipw.errors import (
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import (
     check_finite,
+    check_offsets,
     check_positive,
     check_probability,
     check_rows,
@@ -114,3 +115,10 @@ def test_errors_say_what_and_what_next_and_travel_between_processes(
 @pytest.mark.parametrize("error", [InputError("x"), SeparationError(("age",), 5)])
 def test_input_errors_are_value_errors(error: FedIPWError) -> None:
     assert isinstance(error, ValueError)
+
+
+def test_a_spread_of_rounding_is_none_and_one_of_a_few_more_digits_is_refused() -> None:
+    constant = 1e15 + np.array([[0.0, 0.125, 0.25]])
+    check_offsets(constant, ["battery"], "rounds")
+    with pytest.raises(InputError, match="'battery' varies by 1 around 1e"):
+        check_offsets(1e15 + np.array([[0.0, 0.25, 1.0]]), ["battery"], "rounds")

@@ -87,12 +87,13 @@ class Ranges:
         return np.where(np.isnan(numbers), len(self.labels) - 1, places)
 
 
+_UNCOUNTED = (pl.Object, pl.Binary, pl.Unknown, pl.Duration)  # have no text
 Coder = Levels | Ranges  # turns values of a column into numbers of levels
 
 
 def coder_of(values: pl.Series, cells: Cells) -> Coder | None:
     """Return how a column with these values and cells is counted; none if it cannot be."""
-    if values.dtype.is_nested() or values.dtype in {pl.Object, pl.Binary, pl.Unknown}:
+    if values.dtype.is_nested() or isinstance(values.dtype, _UNCOUNTED):
         return None
     if not cells.is_category:
         return Ranges(cells)

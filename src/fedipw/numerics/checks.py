@@ -14,7 +14,7 @@ from fedipw.numerics import FloatArray
 
 SHOWN = 5
 _JOINS = "\u200c\u200d"  # between letters of Persian and Indic scripts, and in emoji
-_FAR, _DIGITS = 1e10, 4e-15  # values over their spread; a spread of rounding
+_FAR, _DIGITS = 1e10, 4.5e-16  # values over their spread; a spread of rounding
 _LONG = 160  # characters of a value that messages show
 LARGEST = 1e100  # of a number that is given: squares, and sums of them, stay finite
 SMALLEST = 1.0 / LARGEST  # of a probability, and of the largest number of a column
