@@ -133,6 +133,24 @@ class Live:
             finally:
                 self._writer = None
 
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Keep the ledger for what is written with a round; raise if another server closed it.
+
+        Inside ``holding`` nobody else can have.
+        """
+        if self._writer is not None:
+            yield
+            return
+        before = self._closed
+        with self.holding():
+            if self.rounds != before:
+                raise InputError(
+                    f"{self.ledger.directory}: another server closed round {before + 1} meanwhile. "
+                    "One ledger has one server: this one stops here."
+                )
+            yield
+
     def open(self, table: pl.DataFrame) -> None:
         """Open the next round with its rows: ``unit_id``, ``invited`` and what else is known."""
         index = self.rounds + 1

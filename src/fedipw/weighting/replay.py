@@ -365,7 +365,12 @@ def ledger_rounds(
     """
     for index in ledger.rounds[after:]:
         table = ledger.read(index)
-        yield coming_round(table.drop(AFTERWARDS, strict=False), index, members, ledger), table
+        before = table.drop(AFTERWARDS, strict=False)
+        if members.former is None:
+            yield coming_round(before, index, members, ledger), table
+        else:  # enrollment was another then, and the ledger alone says which
+            rows = members.rows_of(table[ID], f"{ledger.directory} round {index}")
+            yield Round(index=index, rows=rows, table=before), table
 
 
 def coming_round(table: pl.DataFrame, index: int, members: Members, ledger: Ledger) -> Round:

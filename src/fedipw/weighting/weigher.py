@@ -207,8 +207,7 @@ class StagedEnrollment:
     def _found(self, present: BoolArray) -> EnrollmentState:
         members = self.stage.members
         if any(needs.everyone for needs in self._needs):  # enrollment is no stage of its own
-            everybody = np.ones(members.size, dtype=np.bool_)
-            fit = EnrollmentFit(prob=np.ones(members.size), known=everybody)
+            fit = EnrollmentFit(prob=np.ones(members.size), known=~members.gone)
         else:
             fit = self.stage.fitted(present, required=any(n.probabilities for n in self._needs))
         enrolled, prob = present & fit.known, fit.prob
