@@ -52,15 +52,19 @@ class RunConfig:
         settings: Settings,
         ledger: Path,
         augment: bool = True,
+        examples: str | None = None,
     ) -> Self:
         """Return the configuration, its tables read and checked.
 
         ``ledger`` is the directory of the run, whose clients may have been others before;
-        ``augment`` is whether the default method may keep sums of updates.
+        ``augment`` is whether the default method may keep sums of updates; ``examples`` is the
+        column of numbers of samples where the target is the mean over samples.
         """
         who = _population(population, enrolled, targets, population_size, settings.enrollment)
         columns = _asked(settings.participation, covariates, who.clients.schema.names())
-        plan = settings.plan(who, training=augment)
+        plan = settings.plan(who, training=augment and examples is None)
+        if examples is not None:
+            plan = _by_samples(plan, examples)
         register = Register.of(ledger, who.members)
         stage = present = settings.stage(who.with_members(register.members), later=columns)
         if register.members.former is not None:
@@ -79,8 +83,10 @@ class RunConfig:
         if any(value is not None for value in fits.values()):
             shared |= fits
         evaluation = replace(plan, method=plan.method.unguarded())
-        if settings.method is None:
+        if settings.method is None and examples is None:
             evaluation = settings.plan(who)
+        if examples is not None:
+            shared["examples"] = examples
         if settings.trim is not None and not plan.method.augmentation.weighs_replies:
             raise InputError(
                 f"trim cuts the weights of replies, and {plan.method.name} has none: leave it out."
@@ -109,7 +115,8 @@ class RunConfig:
         elif size is not None:
             known += f" of {size:.6g}"
         return [
-            f"{self.plan.method.name}; {known}",
+            f"{self.plan.method.name}; {known}"
+            + (f"; mean over samples by {self.plan.examples}" if self.plan.examples else ""),
             f"availability ~ {formulas.availability}, reply ~ {formulas.reply}"
             + (" and history" if formulas.history else ""),
             f"asked before every round: {', '.join(self.columns) or 'nothing'}",
@@ -131,7 +138,9 @@ class RunConfig:
             bound = f"no client moves the aggregate by more than {clip:g} x max w"
         method, members = self.replies.method, self.stage.members
         everybody = ~members.gone
-        found = method.at(StagedEnrollment(self.stage, method).at(everybody)).influence()
+        found = method.at(
+            StagedEnrollment(self.stage, method, examples=self.plan.examples).at(everybody)
+        ).influence()
         later = "each round's metrics hold its bound as fedipw-influence"
         changes = members.changes and found.factor is not None
         if not found.known or changes:
@@ -145,6 +154,17 @@ class RunConfig:
             f"{bound}; w = e / (participation probability) with e <= {_up(found.factor)}, so "
             f"{_up(scale * found.factor)} over that probability{least}; {later}"
         )
+
+
+def _by_samples(plan: Plan, examples: str) -> Plan:
+    """Return the plan for the mean over samples, or raise if the method has none."""
+    method = plan.method
+    if method.augmentation.memory or method.augmentation.regression is not None:
+        raise InputError(
+            f"{method.name} adds sums over clients, each counting alike, to a round's replies: "
+            "with examples= use a method without memory and regression, such as fedipw-hajek."
+        )
+    return replace(plan, method=method.by_samples(total=True), examples=examples)
 
 
 def _capped(guard: Guard) -> str:

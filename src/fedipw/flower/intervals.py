@@ -15,6 +15,7 @@ from fedipw.evaluation.evaluate import column_groups
 from fedipw.evaluation.logged import VALUE, LoggedSample, MetricCollector, Metrics, check_method
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import visible
+from fedipw.selection.counts import member_counts
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.columns import ID, ROUND
 from fedipw.tables.ledger import Ledger
@@ -126,7 +127,10 @@ def _estimated(
         groups = [Group(size=logged.population_size)]
         for column in how.by:
             groups += column_groups(logged, stage, column)
-        mean = HajekMean()
+        counts = None
+        if how.plan.examples is not None:
+            counts = member_counts(stage, how.plan.examples)[rows].astype(np.float64)
+        mean = HajekMean(counts)
         found = population_means(logged.sample, values[rows], [mean], groups)
     except FedIPWError as error:
         return TargetMeans(reason=str(error))

@@ -38,9 +38,10 @@ from fedipw.flower.progress import (
     warnings_once,
 )
 from fedipw.flower.roster import Attendance, Roster, VisibleGrid
+from fedipw.flower.run_config import run_settings
 from fedipw.flower.screen import Screen, SentModel, array_view, screened
 from fedipw.flower.weighted_sum import WeightedReply, moved_model, summed_replies, weight_key
-from fedipw.numerics.checks import check_positive
+from fedipw.numerics.checks import check_positive, some
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
@@ -111,6 +112,10 @@ class FedIPW(Strategy):
     soft
         Whether targets that no weights on the enrolled can meet are approached, and an enrollment
         model that separates gets a penalty, with a note in the log; else both are errors.
+    examples
+        Column of the table of clients with their numbers of samples: the target is then the mean
+        over the population's samples (W8), (W22), not over its clients. What clients report as
+        their number of examples is never used.
     subgroups
         Columns of the table of clients: evaluation also gives metrics of their levels, with
         intervals.
@@ -176,6 +181,7 @@ class FedIPW(Strategy):
         winsorise: float | None = 0.99,
         average: float | None = 0.2,
         soft: bool = True,
+        examples: str | None = None,
         subgroups: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
         invitations: str | Invitations = "uniform",
@@ -187,7 +193,7 @@ class FedIPW(Strategy):
         self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, covariates=covariates, augment=noise is None,
-            ledger=Path(ledger),
+            ledger=Path(ledger), examples=examples,
             settings=Settings(
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,
@@ -234,6 +240,27 @@ class FedIPW(Strategy):
         self.last_model: ArrayRecord | None = None  # after the last closed round
         self._sent: SentModel | None = None
         self._ttl: float | None = None
+
+    @classmethod
+    def from_run_config(
+        cls, strategy: Strategy, run_config: Mapping[str, Any], **given: Any
+    ) -> FedIPW:
+        """Return the strategy with the settings of an app's configuration, ``fedipw-...``.
+
+        ``run_config`` is ``context.run_config``; :func:`~fedipw.flower.run_config.run_settings`
+        has its keys. ``given`` are further arguments, such as ``callbacks``; one that both give is
+        an error.
+        """
+        found = run_settings(run_config)
+        twice = sorted(set(found) & set(given))
+        if twice:
+            raise InputError(
+                f"{some(twice)} stands in the run's configuration and in the server's code: keep "
+                "one."
+            )
+        if "ledger" not in {*found, *given}:
+            raise InputError("The directory of the ledger is missing: set fedipw-ledger.")
+        return cls(strategy, **found, **given)
 
     def _remembered(self, noise: GaussianNoise | None) -> ClientMemory | None:
         """Return the memory of a method that has one."""

@@ -87,7 +87,7 @@ class Live:
         self._open: pl.DataFrame | None = None
         self._found: RoundWeights | None = None
         self._writer: LedgerWriter | None = None  # while the ledger is held
-        self._enrollment = StagedEnrollment(stage, plan.method)
+        self._enrollment = StagedEnrollment(stage, plan.method, examples=plan.examples)
         self._snapshot: Snapshot | None = None
         self._times = 0  # the open round was weighed
         self._unused = ""  # why a snapshot was left aside
