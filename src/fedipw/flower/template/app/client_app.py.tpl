@@ -4,7 +4,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from fedipw.flower import declined, describes
-from $package.task import accuracy, battery, data, loss, trained
+from $package.task import accuracy, battery, data, loss, takes_part, trained
 
 app = ClientApp()
 
@@ -24,8 +24,7 @@ def description(context: Context, server_round: int) -> dict[str, float | int | 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train on the client's own data."""
-    index = int(message.content["config"]["server-round"])
-    if battery(own(context), index) < 0.2:
+    if not takes_part(own(context), int(message.content["config"]["server-round"])):
         return declined(message, "low battery")
     model = {name: array.numpy() for name, array in message.content["arrays"].items()}
     x, y = data(own(context))

@@ -27,6 +27,12 @@ def battery(unit: str, server_round: int) -> float:
     return float(np.random.default_rng([crc32(unit.encode()), server_round]).random())
 
 
+def takes_part(unit: str, server_round: int) -> bool:
+    """Return whether the client trains in a round: mostly if its battery is full."""
+    rng = np.random.default_rng([crc32(unit.encode()), server_round, 1])
+    return bool(rng.random() < 0.2 + 0.7 * battery(unit, server_round))
+
+
 def _prob(model: Model, x: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-(x @ model["weights"] + model["bias"])))
 
