@@ -17,7 +17,7 @@ def new(
 
     Example: fedipw new my-app
     """
-    from fedipw.flower.template import new_app
+    from fedipw.cli.template import new_app
 
     made = new_app(directory)
     for path in made:

@@ -58,7 +58,7 @@ class StopWhen:
     :math:`h_r`, the best so far is
 
     .. math:: b_r = \begin{cases} m_r & m_r < b_{r-1} - h_r \\ b_{r-1} & \text{else} \end{cases}
-       \qquad (E33)
+       \qquad (E34)
 
     and a run stops when :math:`h_r \le` ``half_width``, or when ``patience`` evaluations have not
     changed b.
