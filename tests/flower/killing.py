@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ def trained(
     private: bool = False,
     held_in: int = 0,
     scheme: str | None = None,
+    at: datetime | None = None,
 ) -> FedIPW:
     """Train to the end, from wherever an earlier process got to; leave the model's numbers.
 
-    In round ``held_in`` the server waits for replies as long as there is a file ``hold``.
+    In round ``held_in`` the server waits for replies as long as there is a file ``hold``. With
+    ``at`` the clock stands still.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     world = LabFederation(size=SIZE, rounds=ROUNDS)
@@ -59,6 +62,7 @@ def trained(
         availability="z2", ledger=where / "ledger", refit_every=3, scheme=scheme,
         screen=Screen(clip=0.3) if private else None,
         noise=GaussianNoise(multiplier=0.1, delta=1e-5, seed=3) if private else None,
+        clock=lambda: datetime.now(UTC) if at is None else at,
     )  # fmt: skip
     result = strategy.start(grid, world.start, num_rounds=rounds)
     metrics = {

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,33 @@ def test_a_second_server_is_refused_before_it_touches_anything(tmp_path: Path) -
     finished(trained, where, rounds)
     same(where, tmp_path / "whole")
     assert not (ledger / ".lock").exists()
+
+
+def test_a_server_that_is_not_alone_leaves_the_bytes_of_a_lone_one(tmp_path: Path) -> None:
+    """The second is refused while the first is in a round; the first goes on as if alone."""
+    rounds, moment = 3, datetime(2026, 1, 1, tzinfo=UTC)
+    for name in ("lone", "shared"):
+        (tmp_path / name).mkdir()
+        LabFederation(size=SIZE, rounds=ROUNDS).put(tmp_path / name)
+    finished(trained, tmp_path / "lone", rounds, at=moment)
+    where = tmp_path / "shared"
+    (where / "hold").touch()
+    first = process(trained, where, rounds, held_in=2, at=moment)
+    while not (where / "held").exists():
+        assert first.is_alive()
+        time.sleep(0.02)
+    finished(refused, where, rounds)
+    assert f"process {first.pid} writes the ledger" in (where / "refused").read_text()
+    (where / "hold").unlink()
+    first.join(120)
+    assert first.exitcode == 0
+    lone, shared = (
+        {str(path.relative_to(tmp_path / name)): path.read_bytes()
+         for path in sorted((tmp_path / name / "ledger").rglob("*")) if path.is_file()}
+        for name in ("lone", "shared")
+    )  # fmt: skip
+    assert lone.keys() == shared.keys()
+    assert [name for name in lone if lone[name] != shared[name]] == []
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -344,7 +344,16 @@ def test_a_run_cannot_change_its_memory(tmp_path: Path) -> None:
             run(small, 3, other)
     people = small.people.with_row_index().sort("index", descending=True).drop("index")
     people.write_parquet(small.where / "people.parquet")
-    with pytest.raises(InputError, match="in another order"):
+    run(small, 3, "efficient")  # the same clients in another order
+
+
+def test_a_memory_is_of_the_clients_it_was_begun_with(tmp_path: Path) -> None:
+    small = made(tmp_path, "a")
+    run(small, 2, "efficient")
+    (small.where / "ledger" / "checkpoint" / "enrolled.parquet").unlink()
+    people = small.people.with_row_index().sort("index", descending=True).drop("index")
+    people.write_parquet(small.where / "people.parquet")
+    with pytest.raises(InputError, match="in another order"):  # and nothing says which
         run(small, 3, "efficient")
 
 

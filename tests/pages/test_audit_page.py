@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from fedipw.audit.compare import compare_page, written_audit
-from fedipw.audit.page import count, fixed, share, significant, tidy
+from fedipw.audit.page import chart_page, count, fixed, share, significant, tidy
 from fedipw.audit.pages import audit_page
 from fedipw.errors import InputError
 from fedipw.lab.pages import Table, sortable
-from fedipw.lab.run_page import training_page
 from fedipw.numerics.checks import visible
 
 from .audit_example import example
@@ -53,7 +52,7 @@ def training() -> str:
     table = Table(
         caption="Last round", heads=["Method", "loss"], rows=[["FedAvg", "0.3 ± 0.1"], ["b", "–"]]
     )
-    return training_page("A run", charts, [table], ["A note."], {"seed": 1})
+    return chart_page("A run", charts, [sortable(table)], ["A note."], {"seed": 1})
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedipw.errors import InputError
 from fedipw.flower.config import RunConfig
+from fedipw.flower.register import Register
 from fedipw.flower.screen import Screen
 from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
 from fedipw.selection.participation import ParticipationSettings
@@ -180,7 +181,11 @@ FACTOR = re.compile(
 
 
 def config_of(stage: EnrollmentStage, plan: Plan) -> RunConfig:
-    return RunConfig(stage=stage, plan=plan, evaluation=plan, columns=(), settings={})
+    register = Register.of(Path("nowhere"), stage.members)
+    return RunConfig(
+        stage=stage, plan=plan, evaluation=plan, columns=(), settings={}, register=register,
+        present=stage,
+    )  # fmt: skip
 
 
 def printed(config: RunConfig) -> Influence:

@@ -270,7 +270,7 @@ def _observer(
 def _weighing(stage: EnrollmentStage, plan: Plan, facts: LedgerFacts) -> Weighing:
     """Return enrollment of everybody, where no round was weighed."""
     present = facts.present if facts.present.any() else np.ones(stage.members.size, dtype=np.bool_)
-    return plan.method.at(StagedEnrollment(stage, plan.method).at(present))
+    return plan.method.at(StagedEnrollment(stage, plan.method, examples=plan.examples).at(present))
 
 
 def _settings(

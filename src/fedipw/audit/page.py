@@ -155,6 +155,30 @@ def rendered(template: str, scripts: Sequence[str], data: Mapping[str, Any], **c
     )
 
 
+def chart_page(
+    title: str,
+    charts: Sequence[Mapping[str, Any]],
+    tables: Sequence[SortTable],
+    notes: Sequence[str],
+    settings: Mapping[str, Any],
+) -> str:
+    """Return a page of charts with tables and notes below; settings are shown on demand.
+
+    A chart has ``title``, ``caption``, ``y_label``, ``log`` and ``curves``: each with ``name``,
+    ``round``, ``value`` and, or none, ``low`` and ``high``.
+    """
+    return rendered(
+        "training.html",
+        ("charts.js", "training.js"),
+        {"training-data": charts},
+        title=title,
+        charts=charts,
+        tables=tables,
+        notes=notes,
+        settings=settings,
+    )
+
+
 def _source(name: str) -> str:
     return files("fedipw.audit").joinpath("templates", name).read_text(encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,9 @@ def audit(
         tuple[Path, Path] | None,
         Option(help="Two audits (page or JSON), before and after.", metavar="BEFORE AFTER"),
     ] = None,
+    training: Annotated[
+        bool, Option("--training", help="The training page of a Flower server's --rounds.")
+    ] = False,
     metrics: Annotated[
         Path | None, Option(help="Metric of the replies: unit_id, round, value.")
     ] = None,
@@ -66,7 +70,9 @@ def audit(
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
     Writes one self-contained page, and the same numbers as JSON. With --compare two earlier audits
-    are set side by side. No client is named, and small subgroups are not shown.
+    are set side by side. With --training the page is of a Flower server's run, from its ledger
+    alone: metrics of the target population, weights and outcomes by round. No client is named, and
+    small subgroups are not shown.
 
     Example: fedipw audit --population people.parquet --rounds rounds --out report.html
     """
@@ -86,8 +92,11 @@ def audit(
     if as_json is not None and as_json.resolve() == out.resolve():
         raise InputError(f"{out} cannot be both the page and the JSON file.")
     claim(out, as_json)
+    if training:
+        _write_training(ctx, out, rounds, title)
+        return
     if compare is not None:
-        _check_alone(ctx)
+        _check_alone(ctx, {"out", "compare"}, "--compare takes two audits that were made before")
         before, after = (_earlier(path) for path in compare)
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
@@ -127,21 +136,35 @@ def _smallest_enrollment(found: Audit, asked: str) -> float | None:
     return found.overlap.smallest_prob
 
 
-def _check_alone(ctx: typer.Context) -> None:
-    """Raise if an option stands beside --compare that says nothing there."""
+def _write_training(ctx: typer.Context, out: Path, rounds: Path | None, title: str) -> None:
+    """Write the page of a training run."""
+    from fedipw.audit.progress import training_page, training_run
+    from fedipw.storage.atomic import write_texts
+    from fedipw.tables.ledger import Ledger
+
+    taken = {"out", "training", "rounds", "title"}
+    _check_alone(ctx, taken, "--training takes --rounds, the ledger of a Flower server")
+    if rounds is None:
+        raise InputError("--training goes with --rounds, the ledger of a Flower server.")
+    named = ctx.get_parameter_source("title")
+    own = named is not None and named.name != "DEFAULT"
+    page = training_page(training_run(Ledger(rounds)), title if own else "Training round by round")
+    write_texts({out: page})
+    say(f"Wrote {out}")
+
+
+def _check_alone(ctx: typer.Context, taken: Collection[str], why: str) -> None:
+    """Raise if an option stands there that says nothing beside those that are taken."""
     from fedipw.numerics.checks import some
 
     more = []
     for option in ctx.command.params:
         source = ctx.get_parameter_source(option.name or "")
         named = source is not None and source.name != "DEFAULT"
-        if named and option.name not in {"out", "compare"}:
+        if named and option.name not in taken:
             more.append(option.opts[0])
     if more:
-        raise InputError(
-            "--compare takes two audits that were made before, and nothing else but --out: leave "
-            f"out {some(more)}."
-        )
+        raise InputError(f"{why}, and nothing else but --out: leave out {some(more)}.")
 
 
 def _write(report: Report, out: Path, as_json: Path | None) -> None:

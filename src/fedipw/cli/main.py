@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help
     "weights": "fedipw.cli.weights:weights",
     "evaluate": "fedipw.cli.evaluate:evaluate",
     "audit": "fedipw.cli.audit:audit",
+    "new": "fedipw.cli.new:new",
     "study": "fedipw.lab.commands:study",
 }
 _PACKAGES: Final = ("fedipw", "numpy", "polars")

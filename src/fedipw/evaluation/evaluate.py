@@ -133,7 +133,7 @@ def evaluated(
     sample, values, estimators = logged.sample, logged.values, _estimators(logged, plan)
     groups = [Group(size=logged.population_size)]
     for name in dict.fromkeys(plan.by):
-        groups += _rounds(logged) if name == ROUND else _groups(logged, stage, name)
+        groups += _rounds(logged) if name == ROUND else column_groups(logged, stage, name)
     counts = logged.counts if plan.by_samples else None
     lines = list(plain_means(sample, values, groups, plan.confidence, counts))
     if plan.jackknife:
@@ -176,7 +176,7 @@ def _rounds(logged: LoggedSample) -> list[Group]:
     ]
 
 
-def _groups(logged: LoggedSample, stage: EnrollmentStage, column: str) -> list[Group]:
+def column_groups(logged: LoggedSample, stage: EnrollmentStage, column: str) -> list[Group]:
     """Return the groups of a column of the clients' table, with their sizes where known."""
     frame = stage.members.frame
     if column not in stage.members.covariates:

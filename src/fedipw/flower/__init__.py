@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from fedipw.flower.client import ControlVariate, declined, describes
     from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
+    from fedipw.flower.progress import RoundReport
     from fedipw.flower.screen import Screen
+    from fedipw.flower.stopping import StopWhen
     from fedipw.flower.strategy import FedIPW
     from fedipw.weighting.invitations import Invitations
 
 __all__ = [
-    "ControlVariate", "FedIPW", "GaussianNoise", "Invitations", "Outcome", "Screen", "declined",
-    "describes",
+    "ControlVariate", "FedIPW", "GaussianNoise", "Invitations", "Outcome", "RoundReport", "Screen",
+    "StopWhen", "declined", "describes",
 ]  # fmt: skip
 
 _HOMES = {
@@ -26,7 +28,9 @@ _HOMES = {
     "GaussianNoise": "privacy",
     "Invitations": "invitations",
     "Outcome": "outcomes",
+    "RoundReport": "progress",
     "Screen": "screen",
+    "StopWhen": "stopping",
     "declined": "client",
     "describes": "client",
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
+from fedipw.flower.register import Register
 from fedipw.flower.screen import Screen
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
@@ -36,6 +37,8 @@ class RunConfig:
     evaluation: Plan  # of metrics: weights alone, without guards and augmentation
     columns: tuple[str, ...]  # asked of clients before every round
     settings: Mapping[str, Any]  # those a resumed run must share
+    register: Register  # everybody who was ever enrolled
+    present: EnrollmentStage  # of the clients that are listed now, without those that left
 
     @classmethod
     def of(
@@ -47,22 +50,30 @@ class RunConfig:
         population_size: float | None,
         covariates: Sequence[str] | None,
         settings: Settings,
+        ledger: Path,
         augment: bool = True,
+        examples: str | None = None,
     ) -> Self:
         """Return the configuration, its tables read and checked.
 
-        ``augment`` is whether the default method may keep sums of updates.
+        ``ledger`` is the directory of the run, whose clients may have been others before;
+        ``augment`` is whether the default method may keep sums of updates; ``examples`` is the
+        column of numbers of samples where the target is the mean over samples.
         """
         who = _population(population, enrolled, targets, population_size, settings.enrollment)
         columns = _asked(settings.participation, covariates, who.clients.schema.names())
-        plan = settings.plan(who, training=augment)
-        stage = settings.stage(who, later=columns)
+        plan = settings.plan(who, training=augment and examples is None)
+        if examples is not None:
+            plan = _by_samples(plan, examples)
+        register = Register.of(ledger, who.members)
+        stage = present = settings.stage(who.with_members(register.members), later=columns)
+        if register.members.former is not None:
+            present = settings.stage(who, later=columns)
         shared = {
             "scheme": plan.method.name, "enrollment": settings.enrollment,
             "participation": settings.participation, "availability": settings.availability,
             "history": settings.history, "columns": list(columns), "trim": settings.trim,
             "refit_every": settings.refit_every, "l2": settings.l2,
-            "clients": stage.members.size,
         }  # fmt: skip
         chosen = settings.classifier
         fits = {
@@ -72,13 +83,18 @@ class RunConfig:
         if any(value is not None for value in fits.values()):
             shared |= fits
         evaluation = replace(plan, method=plan.method.unguarded())
-        if settings.method is None:
+        if settings.method is None and examples is None:
             evaluation = settings.plan(who)
+        if examples is not None:
+            shared["examples"] = examples
         if settings.trim is not None and not plan.method.augmentation.weighs_replies:
             raise InputError(
                 f"trim cuts the weights of replies, and {plan.method.name} has none: leave it out."
             )
-        return cls(stage=stage, plan=plan, evaluation=evaluation, columns=columns, settings=shared)
+        return cls(
+            stage=stage, plan=plan, evaluation=evaluation, columns=columns, settings=shared,
+            register=register, present=present,
+        )  # fmt: skip
 
     @property
     def replies(self) -> Plan:
@@ -92,14 +108,15 @@ class RunConfig:
 
     def lines(self) -> list[str]:
         """Return the log's lines at the start."""
-        formulas, known = self.plan.formulas, f"{self.stage.members.size} enrolled clients"
+        formulas, known = self.plan.formulas, f"{self.stage.members.listed} enrolled clients"
         targets, size = self.stage.population.targets, self.stage.size
         if targets is not None:
             known += f", {len(targets.names)} population totals"
         elif size is not None:
             known += f" of {size:.6g}"
         return [
-            f"{self.plan.method.name}; {known}",
+            f"{self.plan.method.name}; {known}"
+            + (f"; mean over samples by {self.plan.examples}" if self.plan.examples else ""),
             f"availability ~ {formulas.availability}, reply ~ {formulas.reply}"
             + (" and history" if formulas.history else ""),
             f"asked before every round: {', '.join(self.columns) or 'nothing'}",
@@ -119,9 +136,11 @@ class RunConfig:
             bound = f"no update adds more than {times} x max w"
         else:
             bound = f"no client moves the aggregate by more than {clip:g} x max w"
-        everybody = np.ones(self.stage.members.size, dtype=np.bool_)
         method, members = self.replies.method, self.stage.members
-        found = method.at(StagedEnrollment(self.stage, method).at(everybody)).influence()
+        everybody = ~members.gone
+        found = method.at(
+            StagedEnrollment(self.stage, method, examples=self.plan.examples).at(everybody)
+        ).influence()
         later = "each round's metrics hold its bound as fedipw-influence"
         changes = members.changes and found.factor is not None
         if not found.known or changes:
@@ -135,6 +154,17 @@ class RunConfig:
             f"{bound}; w = e / (participation probability) with e <= {_up(found.factor)}, so "
             f"{_up(scale * found.factor)} over that probability{least}; {later}"
         )
+
+
+def _by_samples(plan: Plan, examples: str) -> Plan:
+    """Return the plan for the mean over samples, or raise if the method has none."""
+    method = plan.method
+    if method.augmentation.memory or method.augmentation.regression is not None:
+        raise InputError(
+            f"{method.name} adds sums over clients, each counting alike, to a round's replies: "
+            "with examples= use a method without memory and regression, such as fedipw-hajek."
+        )
+    return replace(plan, method=method.by_samples(total=True), examples=examples)
 
 
 def _capped(guard: Guard) -> str:

@@ -8,7 +8,6 @@ reads the same files later.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -18,28 +17,29 @@ import polars as pl
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedipw.errors import FedIPWError, InputError
-from fedipw.evaluation.estimators import Estimate, Group, HajekMean, population_means
-from fedipw.evaluation.logged import COUNT, VALUE, Metrics, check_method, logged_two_phase
+from fedipw.errors import InputError
+from fedipw.evaluation.logged import COUNT, VALUE
 from fedipw.flower.config import RunConfig
+from fedipw.flower.intervals import TargetPlan, plain_mean, target_means
 from fedipw.flower.journal import EVALUATED, Journal
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
+from fedipw.flower.progress import target_line
 from fedipw.flower.roster import Attendance
 from fedipw.flower.screen import metrics_of, screened_metrics
 from fedipw.flower.weighted_sum import WeightedReply, weighted_replies
-from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.numerics.checks import some
 from fedipw.tables.columns import ID, ROUND
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import read_table, write_table
-from fedipw.weighting.methods import default_method, method_named
-from fedipw.weighting.replay import Plan
 
-WINDOW = 50  # rounds behind an interval's participation model
 _LOG = getLogger("flwr.fedipw")
 
 
 class Evaluator:
     """The evaluations of a run: their ledger, metrics on disk, and intervals.
+
+    Intervals need the same clients enrolled in all rounds that participation is fitted on: where
+    enrollment has changed between two starts, those since.
 
     Parameters
     ----------
@@ -51,11 +51,28 @@ class Evaluator:
         For the metrics of each round.
     key
         Metric by which the wrapped strategy weights, and clients report their number of samples.
+    subgroups
+        Columns of the table of clients, for metrics of their levels.
     """
 
-    def __init__(self, config: RunConfig, directory: Path, journal: Journal, key: str) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        journal: Journal,
+        key: str,
+        subgroups: Sequence[str] = (),
+    ) -> None:
+        known = config.stage.members.covariates
+        strange = [name for name in subgroups if name not in known]
+        if strange:
+            raise InputError(
+                f"subgroups: the table of clients has no column {some(map(repr, strange))}; it has "
+                f"{some(known)}."
+            )
         self.config, self.directory, self.journal, self.key = config, directory, journal, key
         self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation)
+        self.subgroups = tuple(subgroups)
 
     def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
         """Open the next evaluation with its invitations."""
@@ -102,28 +119,28 @@ class Evaluator:
             own = strategy.aggregate_evaluate(server_round, weighted_replies(weighted, self.key))
             metrics = MetricRecord() if own is None else own
         add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
-        log_round("evaluation", server_round, outcomes, found, self.rounds.ids)
+        ids = self.rounds.ids
         write_metrics(self.directory / "metrics", tables, index)
         self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=False)
         self.rounds.close(outcomes)
-        return self._with_intervals(server_round, index, metrics)
+        metrics = self._with_intervals(server_round, index, metrics)
+        log_round("evaluation", server_round, outcomes, found, ids, said=target_line(metrics))
+        return metrics
 
     def _with_intervals(self, server_round: int, index: int, metrics: MetricRecord) -> MetricRecord:
         """Add plain means and intervals of an evaluation that is in its ledger."""
-        for name, table in read_metrics(self.directory / "metrics", index).items():
-            metrics[f"{name}-plain"] = float(table[VALUE].mean())  # type: ignore[arg-type]
-            try:
-                line = metric_interval(
-                    self.config.stage, self.directory, table, self.config.evaluation
-                )
-                reason = line.reason
-            except FedIPWError as error:
-                reason = str(error)
-            if reason:
-                _LOG.info("FedIPW: no interval of %s: %s", name, reason)
-                continue
-            metrics[f"{name}-target"], metrics[f"{name}-target-se"] = line.estimate, line.se
-            metrics[f"{name}-target-low"], metrics[f"{name}-target-high"] = line.low, line.high
+        tables = read_metrics(self.directory / "metrics", index)
+        how = TargetPlan(
+            plan=self.config.evaluation, by=self.subgroups,
+            since=self.config.register.evaluation_since,
+        )  # fmt: skip
+        found = target_means(self.config.present, self.directory, tables, how)
+        for name, table in tables.items():
+            metrics[f"{name}-plain"] = plain_mean(table)
+            if found[name].reason:
+                _LOG.warning("FedIPW: no interval of %s: %s", name, found[name].reason)
+            for key, value in found[name].metrics(name).items():
+                metrics[key] = value
         self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=True)
         return metrics
 
@@ -163,25 +180,3 @@ def read_metrics(directory: Path, index: int) -> dict[str, pl.DataFrame]:
     """Return the metrics of a round by name."""
     paths = sorted(directory.glob(f"*/round-{index:06d}.parquet"))
     return {unquote(path.parent.name): read_table(path) for path in paths}
-
-
-def metric_interval(
-    stage: EnrollmentStage, directory: Path, table: pl.DataFrame, plan: Plan
-) -> Estimate:
-    """Return Hájek's mean of a metric over the population, with its design-based interval (E23).
-
-    Participation is fitted on the last rounds of the evaluation ledger, the one just closed among
-    them. Enrollment is that of the method; for one without a standard error, such as FedAvg, it is
-    FedIPW's, or quadratic calibration to totals. The estimate has a reason, or an error is raised,
-    where there is no interval.
-    """
-    try:
-        check_method(stage, plan.method)
-    except InputError:
-        usual = default_method(everyone=stage.population.targets is None)
-        plan = replace(plan, method=method_named(usual))
-    last = int(table[ROUND][0])
-    since = 1 if plan.formulas.history else max(1, last - WINDOW + 1)
-    logged = logged_two_phase(stage, Ledger(directory, since), Metrics(table), plan)
-    group = Group(size=logged.population_size)
-    return population_means(logged.sample, logged.values, [HajekMean()], [group])[0]

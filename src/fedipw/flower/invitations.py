@@ -36,14 +36,10 @@ class Inviter:
     """
 
     def __init__(self, settings: Invitations, live: Live, seed: int) -> None:
-        settings.check_size(live.stage.members.size)
+        settings.check_size(live.stage.members.listed)
         settings.check_method(live.plan.method)
         self.settings, self._live = settings, live
         self._design = InvitationDesign(settings, seed)
-
-    def shared(self) -> dict[str, object]:
-        """Return the settings that a resumed run must share: invitations are drawn by them."""
-        return {"invitations": self.settings.to_json() | {"seed": self._design.seed}}
 
     def line(self) -> str:
         """Return the log's line at the start."""

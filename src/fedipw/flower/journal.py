@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from fedipw.errors import InputError
 from fedipw.flower.screen import array_view
 from fedipw.storage.atomic import write_texts
-from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedipw.storage.checkpoint import checkpoint_fingerprint, read_checkpoint, save_checkpoint
 
 TRAINED, EVALUATED, SERVER = "train", "evaluate", "server"
 _SENT: Final = frozenset({"current_arrays"})  # set anew whenever a round is configured
@@ -32,8 +32,8 @@ class Journal:
     """Models and metrics of a run by round; its settings must be the same when it is resumed."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
-        self.directory = directory
-        self._fingerprint = json.dumps(dict(settings), sort_keys=True)
+        self.directory, self._settings = directory, dict(settings)
+        self._fingerprint = json.dumps(self._settings, sort_keys=True)
 
     def save_model(self, index: int, model: ArrayRecord, state: dict[str, Any]) -> None:
         """Write the model after a round and the state the next one needs."""
@@ -43,16 +43,47 @@ class Journal:
     def load_model(self, index: int) -> tuple[ArrayRecord, dict[str, Any]]:
         """Return the model after a round and the state saved with it."""
         name = _model_file(index)
-        state = load_checkpoint(
-            self.directory, self._fingerprint, name=name,
-            remedy="Restore it, or begin with an empty ledger.",
-        )  # fmt: skip
-        if state is None:
+        remedy = "Restore it, or begin with an empty ledger."
+        found = read_checkpoint(self.directory, name=name, remedy=remedy)
+        if found is None:
             raise InputError(
                 f"The ledger has {index} closed rounds, but {self.directory / name} is missing: "
-                "there is no model to go on with. Restore it, or begin with an empty ledger."
+                f"there is no model to go on with. {remedy}"
             )
+        state, written = found
+        self._require(written, name)
         return _unpacked(state.pop("model")), state
+
+    def check(self, index: int) -> None:
+        """Raise if the model after a round was written under other settings, naming them.
+
+        Reads no model, and writes nothing.
+        """
+        written = checkpoint_fingerprint(self.directory / _model_file(index))
+        if written is not None:
+            self._require(written, _model_file(index))
+
+    def _require(self, written: str, name: str) -> None:
+        differs = self._differs(written)
+        if differs:
+            raise InputError(
+                f"{self.directory / name} was written under other settings: {differs}. Go on with "
+                "those it was started with, or begin with an empty ledger."
+            )
+
+    def _differs(self, written: str) -> str:
+        """Return what differs from the settings a model was written under, old -> new.
+
+        Enrollment is not among them: it may change.
+        """
+        try:
+            before = dict(json.loads(written))
+        except (ValueError, TypeError):
+            return "they cannot be read"
+        names = sorted({*before, *self._settings} - {"clients"})
+        now = json.loads(self._fingerprint)
+        pairs = ((name, before.get(name), now.get(name)) for name in names)
+        return "; ".join(f"{name}: {_word(a)} -> {_word(b)}" for name, a, b in pairs if a != b)
 
     def forget_models(self, before: int) -> None:
         """Remove models of earlier rounds."""
@@ -86,6 +117,19 @@ class Journal:
 
     def _path(self, kind: str, index: int) -> Path:
         return self.directory / f"{kind}-{index:06d}.json"
+
+
+def _word(value: object) -> str:
+    """Return a setting for people.
+
+    >>> _word("age + os"), _word(["battery", "hour"]), _word(None)
+    ("'age + os'", "'battery', 'hour'", 'none')
+    """
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, list):
+        return ", ".join(map(repr, value))
+    return repr(value)
 
 
 def _model_file(index: int) -> str:

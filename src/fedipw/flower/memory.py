@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, final
 
 import numpy as np
+import polars as pl
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
@@ -259,16 +260,44 @@ class _Known:
     factors: FloatArray  # (n,) by which control variates were clipped
     omega: FloatArray  # (n,) enrollment weights behind the sum
     total: int  # round of the sum's file, 0 if there is none
+    slots: IntArray  # (n,) number of each client's files
 
     @classmethod
-    def empty(cls, clients: int) -> _Known:
-        zeros = np.zeros(clients)
-        return cls(np.zeros(clients, dtype=np.int64), zeros, zeros.copy(), zeros.copy(), 0)
+    def empty(cls, slots: IntArray) -> _Known:
+        zeros = np.zeros(len(slots))
+        return cls(np.zeros(len(slots), dtype=np.int64), zeros, zeros.copy(), zeros.copy(), 0,
+                   slots)  # fmt: skip
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], slots: IntArray) -> _Known:
+        """Return what was saved in the order in which clients came; later ones have nothing."""
+        count = len(state["latest"])
+
+        def mine(name: str) -> NDArray[Any]:
+            saved = np.array(state[name])
+            whole = np.zeros(max(len(slots), count), dtype=saved.dtype)
+            whole[:count] = saved
+            return whole[slots]
+
+        return cls(mine("latest"), mine("norms"), mine("factors"), mine("omega"),
+                   int(state["total"]), slots)  # fmt: skip
+
+    def ordered(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return numbers of the clients in the order in which they came."""
+        out = np.zeros_like(array)
+        out[self.slots] = array
+        return out
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """Rounds of the files by row."""
+        rows = np.flatnonzero(self.latest)
+        return dict(zip(rows.tolist(), self.latest[rows].tolist(), strict=True))
 
     @property
     def files(self) -> dict[int, int]:
-        rows = np.flatnonzero(self.latest)
-        return dict(zip(rows.tolist(), self.latest[rows].tolist(), strict=True))
+        """Rounds of the files by their number."""
+        return {int(self.slots[row]): index for row, index in self.rows.items()}
 
 
 @final
@@ -288,9 +317,18 @@ class ClientMemory:
         Enrollment, for weights under which clients are remembered (W16).
     directory
         Of the files.
+    slots
+        Numbers of the clients' files, (n,), which stay the same when others join or leave; their
+        rows by default.
     """
 
-    def __init__(self, method: Method, stage: EnrollmentStage, directory: Path) -> None:
+    def __init__(
+        self,
+        method: Method,
+        stage: EnrollmentStage,
+        directory: Path,
+        slots: IntArray | None = None,
+    ) -> None:
         if method.calibration.pools_respondents:
             raise InputError(
                 f"{method.name}: a memory needs enrollment weights that stay the same from round "
@@ -300,11 +338,12 @@ class ClientMemory:
         self.method, self._stage, self._directory = method, stage, directory
         self.rule = method.augmentation.memory
         self._rule, self._clients = _RULES[self.rule], stage.members.size
-        ids = "\0".join(map(str, stage.members.frame[ID].to_list()))
-        self._ids = hashlib.sha256(ids.encode()).hexdigest()
+        self._slots = np.arange(self._clients) if slots is None else slots
+        self._ids = stage.members.frame[ID][np.argsort(self._slots)].cast(pl.String).to_list()
+        self._digest = _digest(self._ids)
         self._flat: FlatModel | None = None
         self._store: VectorStore | None = None
-        self._known = _Known.empty(self._clients)
+        self._known = _Known.empty(self._slots)
         self._stale: list[Path] = []  # files that do not count once the round is closed
         self._weighing: Weighing | None = None  # behind the weights of the open round
         self._weights: MemoryWeights | None = None
@@ -337,7 +376,9 @@ class ClientMemory:
             names = state["arrays"]
             floating = {name: arrays[name].shape for name in names}
             flat = FlatModel(floating, np.dtype(state["dtype"]))
-            if state["rule"] != self.rule or state["clients"] != self._ids:
+            count = len(state["latest"])
+            same = count <= self._clients and state["clients"] == _digest(self._ids[:count])
+            if state["rule"] != self.rule or not same:
                 raise InputError(
                     f"{self._directory} was written for other clients, or for the same in another "
                     f"order, or by {state['rule']}: go on with the table and the scheme it was "
@@ -345,13 +386,10 @@ class ClientMemory:
                 )
         self._flat = flat
         store = self._store = VectorStore(self._directory, flat.size, flat.dtype)
-        self._known, self._holders = _Known.empty(self._clients), {}
+        self._known, self._holders = _Known.empty(self._slots), {}
         self._weighing = self._weights = self._present = None
         if state:
-            self._known = _Known(
-                np.array(state["latest"]), np.array(state["norms"]), np.array(state["factors"]),
-                np.array(state["omega"]), int(state["total"]),
-            )  # fmt: skip
+            self._known = _Known.of(state, self._slots)
         there = store.check(self._known.files, self._known.total)
         store.keep_only(self._known.files, self._known.total)
         if not there:
@@ -388,7 +426,7 @@ class ClientMemory:
             "weight omega in the mean that all clients are sent, until it replies again; control "
             "variates are clipped at the same multiple of their median norm as updates",
         }[self.rule]
-        everybody = np.ones(self._clients, dtype=np.bool_)
+        everybody = ~self._stage.members.gone
         weighing = self.method.at(StagedEnrollment(self._stage, self.method).at(everybody))
         largest = float(np.abs(MemoryWeights.of(weighing).enrollment_weights).max())
         known = "" if self._stage.members.changes else f", at most {largest:.4g}"
@@ -423,7 +461,8 @@ class ClientMemory:
             content = dict(message.content.items())
             content |= {CONTROL: shared, CONTROL_STATE: told}
             if accepted and self._holders.get(row) != message.metadata.dst_node_id:
-                content[CONTROL_OWN] = flat.record(partial(store.vector, row, accepted))
+                own = int(self._slots[row])
+                content[CONTROL_OWN] = flat.record(partial(store.vector, own, accepted))
             message.content = RecordDict(content)
 
     def screened(
@@ -523,7 +562,8 @@ class ClientMemory:
         ]
         left = np.flatnonzero((known.latest > 0) & ~self._weights.weighing.state.enrolled)
         squares = np.zeros((len(mine), flat.count))
-        with store.writing([reply.row for reply in mine], index) as (files, total):
+        slots = [int(self._slots[reply.row]) for reply in mine]
+        with store.writing(slots, index) as (files, total):
             moved = self._scratch = store.scratch()
 
             def work(start: int, stop: int) -> None:
@@ -542,7 +582,7 @@ class ClientMemory:
                             taken += less
                         after += reply.omega * (new.astype(np.float64) - old)
                         squares[j, k] = np.square(new, dtype=np.float64).sum()
-                        store.put(files[reply.row], where, new)
+                        store.put(files[slots[j]], where, new)
                     store.put_sum(total, where, after)
                     shift = self._rule.shift(before, after, taken)
                     if shift is not None:
@@ -552,8 +592,12 @@ class ClientMemory:
         self._largest = max(
             self._rule.influence(reply, limit, float(known.norms[reply.row])) for reply in mine
         )
-        self._stale += [store.client(int(row), int(known.latest[row])) for row in left]
-        self._stale += [store.client(r.row, r.latest) for r in mine if r.latest]
+        self._stale += [store.client(int(self._slots[row]), int(known.latest[row])) for row in left]
+        self._stale += [
+            store.client(slot, reply.latest)
+            for slot, reply in zip(slots, mine, strict=True)
+            if reply.latest
+        ]
         self._stale += [store.sum(known.total)] if known.total else []
         for array in (known.latest, known.norms, known.factors):
             array[left] = 0
@@ -582,7 +626,7 @@ class ClientMemory:
         flat, store = self._opened()
         if not reply.latest:
             return np.zeros(where.stop - where.start, dtype=flat.dtype)
-        return store.vector(reply.row, reply.latest, where)
+        return store.vector(int(self._slots[reply.row]), reply.latest, where)
 
     def _sum(self, where: slice) -> FloatArray:
         """Return some numbers of s under the present weights, from its file if they are those."""
@@ -593,9 +637,10 @@ class ClientMemory:
         if self._summed:
             return store.total(known.total, where)
         out = np.zeros(where.stop - where.start)
-        for row, index in known.files.items():
+        for row, index in known.rows.items():
             if omega[row]:
-                out += omega[row] * store.vector(row, index, where).astype(np.float64)
+                kept = store.vector(int(self._slots[row]), index, where)
+                out += omega[row] * kept.astype(np.float64)
         return out
 
     def metrics(self, limit: float) -> Values:
@@ -613,9 +658,10 @@ class ClientMemory:
         flat, _ = self._opened()
         known = self._known
         return {
-            "rule": self.rule, "clients": self._ids, "arrays": list(flat.shapes),
-            "dtype": flat.dtype.str, "latest": known.latest, "norms": known.norms,
-            "factors": known.factors, "omega": known.omega, "total": known.total,
+            "rule": self.rule, "clients": self._digest, "arrays": list(flat.shapes),
+            "dtype": flat.dtype.str, "latest": known.ordered(known.latest),
+            "norms": known.ordered(known.norms), "factors": known.ordered(known.factors),
+            "omega": known.ordered(known.omega), "total": known.total,
         }  # fmt: skip
 
     def release(self) -> None:
@@ -634,6 +680,10 @@ class ClientMemory:
         if self._flat is None or self._store is None:
             raise InputError("The memory does not know the model yet: call begin first.")
         return self._flat, self._store
+
+
+def _digest(ids: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(ids).encode()).hexdigest()
 
 
 def _views(message: Message, sent: SentModel, flat: FlatModel) -> dict[str, NDArray[Any]]:

@@ -264,24 +264,34 @@ def round_metrics(available: int, outcomes: RoundOutcomes, found: RoundWeights |
 
 
 def log_round(
-    work: str, index: int, outcomes: RoundOutcomes, found: RoundWeights | None, ids: pl.Series
+    work: str,
+    index: int,
+    outcomes: RoundOutcomes,
+    found: RoundWeights | None,
+    ids: pl.Series,
+    *,
+    said: str = "",
 ) -> None:
-    """Log the outcomes and weights of a round; ``ids`` are those of the clients by place."""
+    """Log the outcomes, weights and metrics of a round on one line, and warnings on others.
+
+    ``ids`` are those of the clients by place, ``said`` is what the metrics are.
+    """
     counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.counts().items() if n)
-    _LOG.info("FedIPW: %s of round %d, %d invited: %s", work, index, len(outcomes.outcomes),
-              counts or "nobody")  # fmt: skip
+    line = f"{work} of round {index}, {len(outcomes.outcomes)} invited: {counts or 'nobody'}"
+    if found is not None:
+        relied = found.reliance < 1.0
+        line += (
+            f"; weights sum to {found.total:.4g} and count as {found.effective_replies:.4g} "
+            f"replies; participation from {found.replies.source.value}"
+            + (f"; reliance on enrollment weights {found.reliance:.2f}" if relied else "")
+            + (f"; {found.note}" if found.note else "")
+        )
+    _LOG.info("FedIPW: %s%s", line, f"; {said}" if said else "")
     for place, reason in outcomes.reasons.items():
         _LOG.warning("FedIPW: the reply of %r is refused: %s", ids[place], reason)
     if found is None:
         _LOG.warning("FedIPW: nothing to weigh in round %d: it is recorded and skipped", index)
-        return
-    _LOG.info(
-        "FedIPW: weights sum to %.4g and count as %.4g replies; participation from %s%s%s",
-        found.total, found.effective_replies, found.replies.source.value,
-        f"; reliance on enrollment weights {found.reliance:.2f}" if found.reliance < 1.0 else "",
-        f"; {found.note}" if found.note else "",
-    )  # fmt: skip
-    if found.few:
+    elif found.few:
         _LOG.warning(
             "FedIPW: few replies carry the weight of round %d: %d replies count as %.3g",
             index, len(found.weights), found.effective_replies,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from inspect import signature
 from logging import getLogger
 from pathlib import Path
 from typing import Any, final
@@ -27,10 +28,20 @@ from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.privacy import GaussianNoise, NoisySums
+from fedipw.flower.progress import (
+    EVALUATE,
+    TRAIN,
+    Callback,
+    Reporter,
+    plain_line,
+    summary_lines,
+    warnings_once,
+)
 from fedipw.flower.roster import Attendance, Roster, VisibleGrid
+from fedipw.flower.run_config import run_settings
 from fedipw.flower.screen import Screen, SentModel, array_view, screened
 from fedipw.flower.weighted_sum import WeightedReply, moved_model, summed_replies, weight_key
-from fedipw.numerics.checks import check_positive
+from fedipw.numerics.checks import check_positive, some
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
@@ -101,6 +112,16 @@ class FedIPW(Strategy):
     soft
         Whether targets that no weights on the enrolled can meet are approached, and an enrollment
         model that separates gets a penalty, with a note in the log; else both are errors.
+    examples
+        Column of the table of clients with their numbers of samples: the target is then the mean
+        over the population's samples (W8), (W22), not over its clients. What clients report as
+        their number of examples is never used.
+    subgroups
+        Columns of the table of clients: evaluation also gives metrics of their levels, with
+        intervals.
+    callbacks
+        Called with a :class:`~fedipw.flower.progress.RoundReport` after the training and after the
+        evaluation of each round. One that raises is logged and does not end the run.
     invitations
         ``uniform``, the wrapped strategy's own sampling; ``proportional`` to enrollment weights;
         or :class:`~fedipw.weighting.invitations.Invitations` with their number, a floor and a rest
@@ -160,6 +181,9 @@ class FedIPW(Strategy):
         winsorise: float | None = 0.99,
         average: float | None = 0.2,
         soft: bool = True,
+        examples: str | None = None,
+        subgroups: Sequence[str] = (),
+        callbacks: Sequence[Callback] = (),
         invitations: str | Invitations = "uniform",
         seed: int = 0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -169,6 +193,7 @@ class FedIPW(Strategy):
         self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, covariates=covariates, augment=noise is None,
+            ledger=Path(ledger), examples=examples,
             settings=Settings(
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,
@@ -180,7 +205,14 @@ class FedIPW(Strategy):
             raise InputError("Noise needs a bounded influence: pass screen=Screen(clip=...).")
         self._directory, self._seed, self._clock = Path(ledger), seed, clock
         members, rounds = self.config.stage.members, Ledger(self._directory)
-        self.noise = None if noise is None else NoisySums(noise, members.size)
+        register = self.config.register
+        self.noise = None if noise is None else NoisySums(noise, register.founders)
+        how_invited = Invitations.of(invitations)
+        shared = (
+            {} if how_invited.plain else {"invitations": how_invited.to_json() | {"seed": seed}}
+        )
+        self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
+        self.journal.check(len(rounds.rounds))  # other settings are named before anything fails
         how = self.config.plan.method.augmentation.regression
         self.augmenter = None if how is None else Augmenter(how)
         if noise is not None and self.augmenter is not None:
@@ -195,21 +227,40 @@ class FedIPW(Strategy):
         self.roster = Roster(
             members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
         )
-        how_invited, self.inviter = Invitations.of(invitations), None
+        self.inviter = None
         if not how_invited.plain:
             self.inviter = Inviter(how_invited, self.rounds.live, seed)
-        shared = {} if self.inviter is None else self.inviter.shared()
-        self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
         self.evaluator = Evaluator(
-            self.config, self._directory / "evaluation", self.journal, self.key
+            self.config, self._directory / "evaluation", self.journal, self.key, subgroups
         )
-        self._inner = InnerState(strategy)
+        self._inner, self._reporter = InnerState(strategy), Reporter(callbacks)
         self._average, self._tail, self._tail_from = average, TailAverage(), 1
         if average is not None:
             tail_length(1, average)
         self.last_model: ArrayRecord | None = None  # after the last closed round
         self._sent: SentModel | None = None
         self._ttl: float | None = None
+
+    @classmethod
+    def from_run_config(
+        cls, strategy: Strategy, run_config: Mapping[str, Any], **given: Any
+    ) -> FedIPW:
+        """Return the strategy with the settings of an app's configuration, ``fedipw-...``.
+
+        ``run_config`` is ``context.run_config``; :func:`~fedipw.flower.run_config.run_settings`
+        has its keys. ``given`` are further arguments, such as ``callbacks``; one that both give is
+        an error.
+        """
+        found = run_settings(run_config)
+        twice = sorted(set(found) & set(given))
+        if twice:
+            raise InputError(
+                f"{some(twice)} stands in the run's configuration and in the server's code: keep "
+                "one."
+            )
+        if "ledger" not in {*found, *given}:
+            raise InputError("The directory of the ledger is missing: set fedipw-ledger.")
+        return cls(strategy, **found, **given)
 
     def _remembered(self, noise: GaussianNoise | None) -> ClientMemory | None:
         """Return the memory of a method that has one."""
@@ -223,7 +274,7 @@ class FedIPW(Strategy):
                 "memory, such as fedipw-hajek."
             )
         folder = self._directory / "checkpoint" / FOLDER
-        return ClientMemory(method, self.config.stage, folder)
+        return ClientMemory(method, self.config.stage, folder, self.config.register.slots)
 
     def summary(self) -> None:
         """Log the settings, the bound on a client's influence among them."""
@@ -252,19 +303,26 @@ class FedIPW(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
+        **more: Any,
     ) -> Result:
         """Train until ``num_rounds`` rounds are closed, those of an earlier start among them.
 
         Parameters are those of :meth:`flwr.serverapp.strategy.Strategy.start`. A message lives no
         longer than ``timeout``, so that a client that is late is free for the next round.
-        ``initial_arrays`` are used if no round is closed yet. The ledger is locked meanwhile: a
-        second server is refused before it does anything.
+        ``initial_arrays`` are used if no round is closed yet. ``should_stop`` is called after every
+        round with its number and all results so far, such as
+        :class:`~fedipw.flower.stopping.StopWhen`; a run that it ends returns its last model, since
+        the average of the last models begins at a round that was set before. The ledger is locked
+        meanwhile: a second server is refused before it does anything.
         """
+        _refuse_unknown(more)
         began, self._ttl = time.monotonic(), timeout
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        with self.rounds.live.holding():
+        with self.rounds.live.holding(), warnings_once():
             arrays, result = self._resumed(initial_arrays)
+            self.config.register.save()
             _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
                       type(self.strategy).__name__, num_rounds, self.rounds.closed)  # fmt: skip
             self.summary()
@@ -283,6 +341,7 @@ class FedIPW(Strategy):
                     made, metrics = self.aggregate_train(index, replies)
                     arrays = arrays if made is None else made
                     _put(result.train_metrics_clientapp, index, metrics)
+                    self._reporter.report(index, TRAIN, metrics, arrays)
                 result.arrays = self.last_model = arrays
                 if index > 0:
                     self._evaluated(index, arrays, evaluate_config, grid, result)
@@ -290,12 +349,17 @@ class FedIPW(Strategy):
                     found = evaluate_fn(index, arrays)
                     self.journal.write(SERVER, index, found)
                     _put(result.evaluate_metrics_serverapp, index, found)
+                if index > 0 and should_stop is not None and should_stop(index, result):
+                    _LOG.info("FedIPW: should_stop ends the run after round %d", index)
+                    break
         if self._tail.count > 1:
             mean = self._tail.mean()
             result.arrays = ArrayRecord({name: Array(array) for name, array in mean.items()})
             _LOG.info("FedIPW returns the average of the models after the last %d rounds; "
                       "last_model is the last one", self._tail.count)  # fmt: skip
         _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
+        for line in summary_lines(result):
+            _LOG.info("\t└──> %s", line)
         return result
 
     def _begin_tail(self, rounds: int) -> None:
@@ -321,7 +385,9 @@ class FedIPW(Strategy):
         sent = list(self.configure_evaluate(index, arrays, config, grid))
         if sent:
             replies = grid.send_and_receive(messages=sent, timeout=self._ttl)
-            _put(result.evaluate_metrics_clientapp, index, self.aggregate_evaluate(index, replies))
+            metrics = self.aggregate_evaluate(index, replies)
+            _put(result.evaluate_metrics_clientapp, index, metrics)
+            self._reporter.report(index, EVALUATE, metrics, arrays)
         else:
             self.evaluator.skip(index)
 
@@ -355,6 +421,10 @@ class FedIPW(Strategy):
             _put(result.evaluate_metrics_clientapp, index, self.evaluator.done(index))
             _put(result.evaluate_metrics_serverapp, index, self.journal.metrics(SERVER, index))
         _LOG.info("FedIPW: %d rounds are done; going on from %s", done, self.journal.directory)
+        if self.config.register.change:
+            _LOG.warning("FedIPW: the table of clients has changed since round %d: %s. Rounds go "
+                         "on with it as it is; what clients did before counts as it was", done,
+                         self.config.register.change)  # fmt: skip
         return arrays, result
 
     def _begin_memory(self, model: ArrayRecord, state: Mapping[str, Any] | None) -> None:
@@ -448,7 +518,8 @@ class FedIPW(Strategy):
             add_metrics(metrics, {"epsilon": self.noise.epsilon})
         if self.memory is not None and found is not None:
             add_metrics(metrics, self.memory.metrics(screening.limit))
-        log_round("training", server_round, outcomes, found, self.rounds.ids)
+        ids, said = self.rounds.ids, plain_line(metrics)
+        log_round("training", server_round, outcomes, found, ids, said=said)
         model = sent.record if arrays is None else arrays
         noise = None if self.noise is None else self.noise.state()
         kept = {} if self.augmenter is None else self.augmenter.state()
@@ -460,10 +531,11 @@ class FedIPW(Strategy):
         }  # fmt: skip
         if self.memory is not None:
             state["memory"] = self.memory.state()
-        self.journal.save_model(server_round, model, state)
-        self.journal.write(TRAINED, server_round, metrics)
-        self.rounds.close(outcomes)
-        self.journal.forget_models(server_round)
+        with self.rounds.live.closing():  # another server's checkpoint is left alone
+            self.journal.save_model(server_round, model, state)
+            self.journal.write(TRAINED, server_round, metrics)
+            self.rounds.close(outcomes)
+            self.journal.forget_models(server_round)
         if self.memory is not None:
             self.memory.close()
         self._sent = None
@@ -538,6 +610,17 @@ class FedIPW(Strategy):
         if self._ttl is not None:
             for message in messages:
                 message.metadata.ttl = self._ttl
+
+
+def _refuse_unknown(more: Mapping[str, Any]) -> None:
+    """Raise for arguments that are not Flower's, or that its release has and this one not yet."""
+    for name in more:
+        if name in signature(Strategy.start).parameters:
+            raise InputError(
+                f"{name}= is new in this release of Flower, and FedIPW.start does not have it yet: "
+                "leave it out."
+            )
+        raise InputError(f"FedIPW.start has no argument {name!r}.")
 
 
 def _put(metrics: dict[int, MetricRecord], index: int, found: MetricRecord | None) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
 
-from fedipw.audit.page import rendered
+from fedipw.audit.page import chart_page
 from fedipw.lab.pages import Table, number, sortable
 from fedipw.lab.style import look_of
 
@@ -16,36 +16,12 @@ def run_page(
     summary: dict[str, Any], history: pl.DataFrame, settings: Mapping[str, Any], missing: str
 ) -> str:
     """Return the page of `fedipw simulate`; ``missing`` says why nothing was evaluated, if so."""
-    return training_page(
+    return chart_page(
         "A simulated run under two-stage selection",
         _charts(history, summary["evaluation"]),
-        _tables(summary),
+        [sortable(table) for table in _tables(summary) if table.rows],
         [*_notes(summary), *([missing] if missing else [])],
         settings,
-    )
-
-
-def training_page(
-    title: str,
-    charts: Sequence[Mapping[str, Any]],
-    tables: Sequence[Table],
-    notes: Sequence[str],
-    settings: Mapping[str, Any],
-) -> str:
-    """Return a page of charts with tables and notes below; settings are shown on demand.
-
-    A chart has ``title``, ``caption``, ``y_label``, ``log`` and ``curves``: each with ``name``,
-    ``round``, ``value`` and, or none, ``low`` and ``high``.
-    """
-    return rendered(
-        "training.html",
-        ("charts.js", "training.js"),
-        {"training-data": charts},
-        title=title,
-        charts=charts,
-        tables=[sortable(t) for t in tables if t.rows],
-        notes=notes,
-        settings=settings,
     )
 
 

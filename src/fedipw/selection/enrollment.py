@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
 from operator import add
@@ -218,10 +218,10 @@ class TableEnrollment(EnrollmentStage):
 
     def require(self, needs: Needs) -> None:
         """Refuse methods that need the truth, or probabilities that cannot be had."""
-        if needs.probabilities and self.members.size == self.coded.table.rows:
+        if needs.probabilities and self.members.listed == self.coded.table.rows:
             raise InputError(
-                f"{self.coded.table.name}: all {self.members.size} clients are enrolled: there is "
-                "no enrollment stage to correct, or the table lists only enrolled clients. Use "
+                f"{self.coded.table.name}: all {self.members.listed} clients are enrolled: there "
+                "is no enrollment stage to correct, or the table lists only enrolled clients. Use "
                 "participation-only, or give it as the enrolled table, with population totals."
             )
         if needs.truth:
@@ -231,13 +231,14 @@ class TableEnrollment(EnrollmentStage):
 
     @cached_property
     def _coded_members(self) -> DesignRows:
-        return self.coded.design.rows(self.members.frame, "enrolled clients")
+        rows = self.coded.design.rows(self.members.frame, "enrolled clients")
+        return _without(rows, self.members.gone)
 
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return probabilities, by a model fitted on who is enrolled now."""
         columns, known = self._coded_members.columns, self._coded_members.known
         note, model, rate = "", self.model, np.nan
-        if model is None and self.members.changes and self._few(present):
+        if model is None and self.members.dated and self._few(present):
             rate = float(present.sum()) / self.size
             note = f"constant enrollment rate: fewer than {PER_COEFFICIENT} clients a coefficient"
         elif model is None:
@@ -364,16 +365,16 @@ class TotalsEnrollment(EnrollmentStage):
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return that no probability is known."""
         del required
-        return EnrollmentFit(
-            prob=np.full(self.members.size, np.nan), known=np.ones(len(present), dtype=np.bool_)
-        )
+        del present
+        return EnrollmentFit(prob=np.full(self.members.size, np.nan), known=~self.members.gone)
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the columns the targets name; there is no richer map than what was given."""
         del kind, enrolled
         matrix = np.ascontiguousarray(term_matrix(self._terms, self.members.frame))
-        check_finite(matrix, self._targets.names, "enrolled table")
         moments = self.population.moments(self._targets.names)
+        matrix[self.members.gone] = moments.mean  # they count no more, whatever is known of them
+        check_finite(matrix, self._targets.names, "enrolled table")
         return BalanceColumns(
             names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se
         )
@@ -423,7 +424,9 @@ class SampleEnrollment(EnrollmentStage):
 
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
         """Return probabilities fitted on who is enrolled now and the sample."""
-        rows = self._design.rows(self.members.frame, "enrolled clients")
+        rows = _without(
+            self._design.rows(self.members.frame, "enrolled clients"), self.members.gone
+        )
         known = rows.known
         prob, inside = np.full(self.members.size, np.nan), rows.columns.T[present[known]]
         try:
@@ -443,6 +446,14 @@ class SampleEnrollment(EnrollmentStage):
         return BalanceColumns(
             names=self._design.names, matrix=rows.matrix(), mean=moments.mean, se=moments.se
         )
+
+
+def _without(rows: DesignRows, gone: BoolArray) -> DesignRows:
+    """Return what a design makes of a table without some of its rows, (n,)."""
+    if not gone.any():
+        return rows
+    kept = rows.known & ~gone
+    return replace(rows, columns=rows.columns[:, kept[rows.known]], kept=kept)
 
 
 def member_columns(coded: CodedTable, members: Members) -> tuple[FloatArray, BoolArray]:

@@ -51,6 +51,34 @@ def load_checkpoint(
     remedy: str = "Remove it and run without --resume.",
 ) -> dict[str, Any] | None:
     """Return the saved state, none if there is none; an error if it belongs to other settings."""
+    found = read_checkpoint(directory, name=name, remedy=remedy)
+    if found is None:
+        return None
+    state, written = found
+    if written != fingerprint:
+        raise InputError(
+            f"{directory / name} was written under other settings. Resume with the settings it was "
+            "started with, or choose another output directory."
+        )
+    return state
+
+
+def checkpoint_fingerprint(path: Path) -> str | None:
+    """Return the fingerprint a checkpoint was saved under, without its arrays.
+
+    None if there is no file or it cannot be read: whoever loads the checkpoint is told why.
+    """
+    try:
+        header = _stored_arrays(path, "header")["header"]
+        return str(json.loads(header.tobytes())["fingerprint"])
+    except _DAMAGED:
+        return None
+
+
+def read_checkpoint(
+    directory: Path, *, name: str = _FILE, remedy: str = ""
+) -> tuple[dict[str, Any], str] | None:
+    """Return a saved state and the fingerprint it was saved under, none if there is no file."""
     path = directory / name
     if not path.exists():
         return None
@@ -65,18 +93,13 @@ def load_checkpoint(
         raise InputError(f"{path} is damaged ({error}). {remedy}") from error
     if parts[0] != _VERSION:
         raise InputError(f"{path} has version {header['version']}, this program reads {_VERSION}.")
-    if header["fingerprint"] != fingerprint:
-        raise InputError(
-            f"{path} was written under other settings. Resume with the settings it was started "
-            "with, or choose another output directory."
-        )
     try:
         restored: dict[str, Any] = _with_arrays(header["state"], arrays)
     except _DAMAGED as error:
         raise InputError(f"{path} is damaged ({error}). {remedy}") from error
     if not isinstance(restored, dict):
         raise InputError(f"{path} is damaged (it holds no state). {remedy}")
-    return restored
+    return restored, str(parts[1])
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -89,8 +112,8 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.frombuffer(found.digest(), dtype=np.uint8)
 
 
-def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file; no object is unpickled and nothing is unpacked.
+def _stored_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """Return arrays of a file, all by default; no object is unpickled and nothing is unpacked.
 
     Ours are stored as they are, so a file cannot claim more than its own size.
     """
@@ -100,7 +123,7 @@ def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("it is compressed, which ours are not")
         opened.seek(0)
         with np.load(opened, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name: file[name] for name in names or file.files}
 
 
 def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:

@@ -8,7 +8,8 @@ Whole numbers are rounds; dates and times are compared with the ledger's column 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
@@ -186,6 +187,12 @@ class Population:
             self.clients.require([ENROLLED])
         return Members(self.clients.collect(query))
 
+    def with_members(self, members: Members) -> Population:
+        """Return the same population with other members, such as some that left."""
+        made = copy(self)
+        made.__dict__["members"] = members
+        return made
+
     @property
     def _has_flags(self) -> bool:
         return ENROLLED in self.clients.schema
@@ -343,6 +350,9 @@ class Members:
     """
 
     frame: pl.DataFrame
+    # (n,) who is enrolled no more, where that has changed between two starts of a server: rounds
+    # that are closed then list whom they list
+    former: BoolArray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if ID not in self.frame.columns:
@@ -370,14 +380,29 @@ class Members:
         return self.frame.height
 
     @property
+    def gone(self) -> BoolArray:
+        """Who is enrolled no more, (n,), other than by dates."""
+        return np.zeros(self.size, dtype=np.bool_) if self.former is None else self.former
+
+    @property
+    def listed(self) -> int:
+        """Number of clients that the table of clients lists as enrolled."""
+        return self.size - int(self.gone.sum())
+
+    @property
     def covariates(self) -> tuple[str, ...]:
         """What is known of every client."""
         return tuple(n for n in self.frame.columns if n not in {ID, ENROLLED, FROM, UNTIL})
 
     @property
+    def dated(self) -> bool:
+        """Whether clients join or leave at rounds or moments that the table tells."""
+        return FROM in self.frame.columns or UNTIL in self.frame.columns
+
+    @property
     def changes(self) -> bool:
         """Whether clients join or leave."""
-        return FROM in self.frame.columns or UNTIL in self.frame.columns
+        return self.dated or self.former is not None
 
     @cached_property
     def _places(self) -> pl.DataFrame:
@@ -412,7 +437,7 @@ class Members:
 
     def present(self, index: int, opened_at: date | datetime | None = None) -> BoolArray:
         """Return who is enrolled in a round, (n,)."""
-        inside = np.ones(self.size, dtype=np.bool_)
+        inside = ~self.gone
         for name in (FROM, UNTIL):
             if name not in self.frame.columns:
                 continue

@@ -87,7 +87,7 @@ class Live:
         self._open: pl.DataFrame | None = None
         self._found: RoundWeights | None = None
         self._writer: LedgerWriter | None = None  # while the ledger is held
-        self._enrollment = StagedEnrollment(stage, plan.method)
+        self._enrollment = StagedEnrollment(stage, plan.method, examples=plan.examples)
         self._snapshot: Snapshot | None = None
         self._times = 0  # the open round was weighed
         self._unused = ""  # why a snapshot was left aside
@@ -132,6 +132,24 @@ class Live:
                 yield
             finally:
                 self._writer = None
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Keep the ledger for what is written with a round; raise if another server closed it.
+
+        Inside ``holding`` nobody else can have.
+        """
+        if self._writer is not None:
+            yield
+            return
+        before = self._closed
+        with self.holding():
+            if self.rounds != before:
+                raise InputError(
+                    f"{self.ledger.directory}: another server closed round {before + 1} meanwhile. "
+                    "One ledger has one server: this one stops here."
+                )
+            yield
 
     def open(self, table: pl.DataFrame) -> None:
         """Open the next round with its rows: ``unit_id``, ``invited`` and what else is known."""

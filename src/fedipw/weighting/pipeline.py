@@ -535,6 +535,7 @@ class Normalisation(Protocol):
 
     self_normalised: ClassVar[bool]  # to one in every round
     reads_samples: ClassVar[bool]  # whether it needs clients' sample counts
+    reads_total: ClassVar[bool]  # whether it needs those of the whole population
 
     def applied(
         self, weights: FloatArray, replies: Replies, presence: FloatArray | None
@@ -554,6 +555,7 @@ class HorvitzThompson:
 
     self_normalised: ClassVar = False
     reads_samples: ClassVar = False
+    reads_total: ClassVar = False
 
     def applied(
         self, weights: FloatArray, replies: Replies, presence: FloatArray | None
@@ -570,6 +572,7 @@ class Hajek:
 
     self_normalised: ClassVar = True
     reads_samples: ClassVar = False
+    reads_total: ClassVar = False
 
     def applied(
         self, weights: FloatArray, replies: Replies, presence: FloatArray | None
@@ -586,12 +589,13 @@ class BySamples:
 
     .. math:: w_i = \frac{n_i w_i'}{\sum_{j \in S} n_j w_j'} \qquad (W8)
 
-    Only this self-normalised form exists: Horvitz–Thompson would need the sample counts of clients
-    that never enrolled.
+    It needs the counts of respondents only. :class:`OverSampleTotal` is the Horvitz–Thompson form,
+    which needs those of clients that never enrolled.
     """
 
     self_normalised: ClassVar = True
     reads_samples: ClassVar = True
+    reads_total: ClassVar = False
 
     def applied(
         self, weights: FloatArray, replies: Replies, presence: FloatArray | None
@@ -600,6 +604,34 @@ class BySamples:
         if (replies.sample_counts <= 0).any():
             raise InputError(f"round {replies.index}: a reply without samples has no weight.")
         return _over_sum(replies.sample_counts * weights, presence)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OverSampleTotal:
+    r"""Weights for the mean over samples, in Horvitz–Thompson's form.
+
+    .. math:: w_i = \frac{n_i}{\bar n} w_i', \qquad \bar n = \frac{T}{N}
+       = \frac{1}{N} \sum_{j=1}^N n_j \qquad (W22)
+
+    with :math:`w'` the weight for the mean over clients, 1/N included: :math:`n_i / (T \pi_i)`
+    where that is :math:`1 / (N \pi_i)`. Unbiased when every probability is right. The total T of
+    the population's samples must be known, by a table of everybody or as a target of calibration.
+    """
+
+    self_normalised: ClassVar = False
+    reads_samples: ClassVar = True
+    reads_total: ClassVar = True
+
+    def applied(
+        self, weights: FloatArray, replies: Replies, presence: FloatArray | None
+    ) -> FloatArray:
+        """Return the weights, (m,)."""
+        del presence
+        if not replies.mean_count > 0.0:
+            raise InputError(f"round {replies.index}: the population's samples are not known.")
+        out: FloatArray = replies.sample_counts * weights / replies.mean_count
+        return out
 
 
 def _over_sum(raw: FloatArray, presence: FloatArray | None) -> FloatArray:
@@ -883,6 +915,7 @@ NORMALISATIONS: dict[str, Callable[[], Normalisation]] = {
     "horvitz-thompson": HorvitzThompson,
     "hajek": Hajek,
     "samples": BySamples,
+    "sample-total": OverSampleTotal,
 }
 GUARDS: dict[str, Callable[..., Guard]] = {
     "none": NoGuard,
@@ -1035,8 +1068,14 @@ class Method:
         name = f"{self.name}, guard=none, augmentation=none"
         return replace(self, name=name, guard=NoGuard(), augmentation=NoAugmentation())
 
-    def by_samples(self) -> Method:
-        """Return the method for the mean over samples instead of clients."""
+    def by_samples(self, *, total: bool = False) -> Method:
+        """Return the method for the mean over samples instead of clients.
+
+        ``total`` is whether the number of samples in the whole population is known, which
+        Horvitz–Thompson forms need.
+        """
+        if total and not self.normalisation.self_normalised:
+            return replace(self, normalisation=OverSampleTotal())
         if not self.normalisation.self_normalised:
             raise InputError(
                 f"{self.name} is a Horvitz–Thompson form, and the sample target has none: the "
@@ -1189,5 +1228,7 @@ class Weighing:
         largest = base.largest(self.state)
         if self.enrollment_weights is not None:
             largest = largest * self.state.enrolled_size * np.abs(self.enrollment_weights)
+        if self.method.normalisation.reads_total:
+            largest = largest * (self.state.sample_counts / self.state.mean_count)
         factor = float(largest[self.state.enrolled].max())
         return Influence(share=1.0 if calibration.each_round else None, factor=factor)

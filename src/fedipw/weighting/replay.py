@@ -46,9 +46,10 @@ class Plan:
     settings: ParticipationSettings = field(default_factory=ParticipationSettings)
     models: Mapping[str, StageModel] | None = None  # participation steps, fitted before
     scratch: Path | None = None
+    examples: str | None = None  # column of the table of clients with their numbers of samples
 
     def __post_init__(self) -> None:
-        if self.method.normalisation.reads_samples:
+        if self.method.normalisation.reads_samples and self.examples is None:
             raise InputError(
                 f"{self.method.name} needs the sample counts of clients, which a ledger does not "
                 "hold: use the normalisation hajek."
@@ -306,8 +307,8 @@ class Replay:
             clients, steps, plan.settings, models=models, certain=certain, scratch=plan.scratch
         )
         weigher = Weigher(
-            StagedEnrollment(self.stage, plan.method), _source(learner, places),
-            {plan.method.name: plan.method},
+            StagedEnrollment(self.stage, plan.method, examples=plan.examples),
+            _source(learner, places), {plan.method.name: plan.method},
         )  # fmt: skip
         run = RoundRun(weigher, plan.method.name, record, self._observers)
         for round_, table in self._rounds():
@@ -365,7 +366,12 @@ def ledger_rounds(
     """
     for index in ledger.rounds[after:]:
         table = ledger.read(index)
-        yield coming_round(table.drop(AFTERWARDS, strict=False), index, members, ledger), table
+        before = table.drop(AFTERWARDS, strict=False)
+        if members.former is None:
+            yield coming_round(before, index, members, ledger), table
+        else:  # enrollment was another then, and the ledger alone says which
+            rows = members.rows_of(table[ID], f"{ledger.directory} round {index}")
+            yield Round(index=index, rows=rows, table=before), table
 
 
 def coming_round(table: pl.DataFrame, index: int, members: Members, ledger: Ledger) -> Round:

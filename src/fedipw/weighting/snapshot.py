@@ -182,6 +182,8 @@ def _members(members: Members) -> str:
     )
     found.update(members.frame.hash_rows(seed=1).to_numpy().tobytes())
     found.update(members.frame[ID].hash(seed=2).to_numpy().tobytes())
+    if members.former is not None:
+        found.update(members.former.tobytes())
     return found.hexdigest()
 
 

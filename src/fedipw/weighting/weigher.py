@@ -11,6 +11,7 @@ import polars as pl
 
 from fedipw.errors import EmptyRoundError, InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_rows
+from fedipw.selection.counts import mean_count, member_counts
 from fedipw.selection.enrollment import EnrollmentFit
 from fedipw.selection.participation import Source
 from fedipw.tables.columns import ID, INVITE_PROB
@@ -44,6 +45,7 @@ class EnrollmentState:
     true_prob: FloatArray | None = None  # (n,) in simulations
     model: StageModel | None = None
     note: str = ""  # why there is no model, where one was asked for
+    mean_count: float = np.nan  # mean number of samples of the population's clients, T / N
 
     def __post_init__(self) -> None:
         check_rows(
@@ -80,6 +82,7 @@ class EnrollmentState:
             sample_counts=self.sample_counts[rows],
             source=source,
             invite_prob=np.ones(len(rows)) if invite_prob is None else invite_prob,
+            mean_count=self.mean_count,
         )
 
 
@@ -95,6 +98,7 @@ class Replies:
     sample_counts: IntArray  # (m,)
     source: Source  # where the participation probabilities came from
     invite_prob: FloatArray  # (m,) the server's own, 1 where it is not known
+    mean_count: float = np.nan  # of all clients of the population, T / N
 
     def __post_init__(self) -> None:
         rows = {
@@ -184,10 +188,21 @@ class EnrollmentSource(Protocol):
 
 @final
 class StagedEnrollment:
-    """Enrollment as a stage knows it, with what some methods need of it."""
+    """Enrollment as a stage knows it, with what some methods need of it.
 
-    def __init__(self, stage: EnrollmentStage, *methods: Method) -> None:
+    ``examples`` names the column of the table of clients that holds their numbers of samples, for
+    methods whose target is the mean over samples.
+    """
+
+    def __init__(
+        self, stage: EnrollmentStage, *methods: Method, examples: str | None = None
+    ) -> None:
         self.stage = stage
+        self._counts, self._mean_count = np.ones(stage.members.size, dtype=np.int64), np.nan
+        if examples is not None:
+            self._counts = member_counts(stage, examples)
+            if any(method.normalisation.reads_total for method in methods):
+                self._mean_count = mean_count(stage, examples)
         self._last: tuple[BoolArray, EnrollmentState] | None = None
         self._needs = [method.needs for method in methods]
         for needs in self._needs:
@@ -207,8 +222,7 @@ class StagedEnrollment:
     def _found(self, present: BoolArray) -> EnrollmentState:
         members = self.stage.members
         if any(needs.everyone for needs in self._needs):  # enrollment is no stage of its own
-            everybody = np.ones(members.size, dtype=np.bool_)
-            fit = EnrollmentFit(prob=np.ones(members.size), known=everybody)
+            fit = EnrollmentFit(prob=np.ones(members.size), known=~members.gone)
         else:
             fit = self.stage.fitted(present, required=any(n.probabilities for n in self._needs))
         enrolled, prob = present & fit.known, fit.prob
@@ -219,7 +233,8 @@ class StagedEnrollment:
         }
         return EnrollmentState(
             unit_ids=members.frame[ID].to_numpy(),
-            sample_counts=np.ones(members.size, dtype=np.int64),
+            sample_counts=self._counts,
+            mean_count=self._mean_count,
             enrolled=enrolled,
             prob=prob,
             population_size=np.nan if size is None else float(size),

@@ -29,10 +29,10 @@ def main(grid: Grid, context: Context) -> None:
     world = World.of(config)
     output = directory(str(config["output"]))
     log.info("Tables and ledger are in %s", output)
-    strategy = FedIPW(
+    strategy = FedIPW.from_run_config(
         inner_strategy(str(config["server-strategy"]), world.enrolled),
+        config,
         ledger=output / "ledger",
-        participation="z1 + z2 + x",
         scheme=str(config["scheme"]) or SCHEMES[str(config["information"])],
         seed=world.seed,
         **sources(world.population, str(config["information"]), output),

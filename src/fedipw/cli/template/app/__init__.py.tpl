@@ -1,0 +1,1 @@
+"""$name: a Flower app whose model serves the whole population."""
