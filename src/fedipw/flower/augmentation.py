@@ -30,8 +30,7 @@ class Augmenter:
     """The correction (O20) that a regression of earlier updates adds to a round's weighted sum.
 
     It keeps q + 1 arrays of the model's size, one more if it is adaptive, in the model's floating
-    type, and reads the replies once. Arrays that are not floating-point in the first round take
-    no part, then or later: a strategy that averages integers makes them floating-point.
+    type, and reads the replies once. Buffers take no part: they are averaged (O22).
     """
 
     def __init__(self, how: Regression) -> None:
@@ -54,11 +53,12 @@ class Augmenter:
         """
         balance = weighing.state.balance_for(weighing.method.name, self._how.balance)
         if self._rule is None:
-            floating = {k: v for k, v in sent.arrays.items() if v.dtype.kind == "f"}
+            floating = sent.parameters
             if not floating:
                 raise InputError(
                     f"{weighing.method.name} regresses updates, and no array of the model is "
-                    "floating-point: use a method without a regression, such as fedipw-hajek."
+                    "floating-point, buffers aside: use a method without a regression, such as "
+                    "fedipw-hajek."
                 )
             self._arrays = tuple(floating)
             dtype = np.result_type(*(array.dtype for array in floating.values()))
@@ -78,8 +78,9 @@ class Augmenter:
         factors = np.array([reply.factor for reply in replies])
         clipped = here.weights * factors
         records = [arrays_of(reply.message.content) for reply in replies]
-        # the screen's norms are of all floating-point arrays
-        every = len(self._arrays) == len(sent.arrays)
+        # the screen's norms are of all parameters; a run begun before buffers were told apart has
+        # sums of more
+        every = set(self._arrays) == set(sent.parameters)
         squares = np.array([reply.norm for reply in replies]) ** 2 if every else 0.0
         out, first = {}, 0
         for name in self._arrays:

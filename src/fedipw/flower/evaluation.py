@@ -25,7 +25,7 @@ from fedipw.flower.config import RunConfig
 from fedipw.flower.journal import EVALUATED, Journal
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.roster import Attendance
-from fedipw.flower.screen import metrics_of, screened_metrics
+from fedipw.flower.screen import Names, metrics_of, screened_metrics
 from fedipw.flower.weighted_sum import WeightedReply, weighted_replies
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.columns import ID, ROUND
@@ -56,6 +56,7 @@ class Evaluator:
     def __init__(self, config: RunConfig, directory: Path, journal: Journal, key: str) -> None:
         self.config, self.directory, self.journal, self.key = config, directory, journal, key
         self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation)
+        self._names: Names | None = None  # of metrics in earlier evaluations of this process
 
     def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
         """Open the next evaluation with its invitations."""
@@ -93,7 +94,7 @@ class Evaluator:
         if not self.rounds.invited:
             return None
         index, outcomes = self.rounds.closed + 1, RoundOutcomes.of(self.rounds.invited, replies)
-        screened_metrics(outcomes)
+        self._names = screened_metrics(outcomes, key=self.key, before=self._names)
         found, weights = self.rounds.weights(outcomes)
         tables = metric_tables(outcomes.replies, self.rounds.ids, index, self.key)
         metrics = MetricRecord()
