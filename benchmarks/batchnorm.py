@@ -48,7 +48,10 @@ Arrays = dict[str, NDArray[Any]]
 class Network(Protocol):
     """A linear layer, batch normalisation, ReLU and a linear layer."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is computed with."""
+        ...
 
     def start(self, seed: int) -> Arrays:
         """Return the state of a new network."""
@@ -74,13 +77,17 @@ class NumpyNetwork:
             made = {"weight": rng.uniform(-edge, edge, (out, into)), "bias": np.zeros(out)}
             return {key: value.astype(np.float32) for key, value in made.items()}
 
-        norm = {
+        norm: Arrays = {
             "weight": np.ones(HIDDEN, np.float32), "bias": np.zeros(HIDDEN, np.float32),
             "running_mean": np.zeros(HIDDEN, np.float32),
             "running_var": np.ones(HIDDEN, np.float32),
             "num_batches_tracked": np.array(0, dtype=np.int64),
         }  # fmt: skip
-        layers = {"0": uniform(HIDDEN, INPUTS), "1": norm, "3": uniform(CLASSES, HIDDEN)}
+        layers: dict[str, Arrays] = {
+            "0": uniform(HIDDEN, INPUTS),
+            "1": norm,
+            "3": uniform(CLASSES, HIDDEN),
+        }
         return {f"{n}.{key}": v for n, layer in layers.items() for key, v in layer.items()}
 
     def trained(self, state: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:

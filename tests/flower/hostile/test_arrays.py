@@ -24,6 +24,10 @@ MODEL: dict[str, Any] = {
 Made = Callable[[dict[str, Array]], None]  # changes the arrays of an honest reply
 
 
+def single(values: list[float]) -> Any:
+    return np.array(values, dtype=np.float32)
+
+
 def honest(message: Message) -> dict[str, Array]:
     """Return what honest clients send: every array moves a little."""
     arrays = {k: v.numpy() for k, v in message.content.array_records["arrays"].items()}
@@ -43,7 +47,7 @@ def sending(change: Made) -> Behaviour:
         del index
         arrays = honest(message)
         content = reply(message, arrays)
-        record = content.content["arrays"]
+        record = content.content.array_records["arrays"]
         for key, array in record.items():
             arrays[key] = array
         change(arrays)
@@ -122,9 +126,9 @@ BAD: dict[str, tuple[Made, str]] = {
     "no bytes": (lambda a: setattr(a["theta"], "data", None), "Error while it was read"),
     "a number": (lambda a: setattr(a["theta"], "data", 7), "Error while it was read"),
     "beyond the type": (array_is("theta", [1e300, 0.0, 0.0]), "beyond float32"),
-    "NaN buffer": (array_is("bn.running_var", np.float32([1, np.nan])), "NaN or infinite"),
-    "infinite buffer": (array_is("bn.running_mean", np.float32([1, np.inf])), "NaN or infinite"),
-    "negative variance": (array_is("bn.running_var", np.float32([1, -1])), "is negative"),
+    "NaN buffer": (array_is("bn.running_var", single([1, np.nan])), "NaN or infinite"),
+    "infinite buffer": (array_is("bn.running_mean", single([1, np.inf])), "NaN or infinite"),
+    "negative variance": (array_is("bn.running_var", single([1, -1])), "is negative"),
     "negative counter": (array_is("bn.num_batches_tracked", -1), "is negative"),
     "buffer's shape": (array_is("bn.running_var", np.ones(3, np.float32)), "shape (3,)"),
     "counter's type": (array_is("bn.num_batches_tracked", np.int32(100)), "is int32, not int64"),
@@ -158,8 +162,8 @@ def test_replies_that_cannot_be_used_are_refused_and_the_run_goes_on(
 
 
 LIES: dict[str, tuple[str, Any]] = {
-    "variance": ("bn.running_var", np.float32([1e18, 0.0])),
-    "mean": ("bn.running_mean", np.float32([-1e12, 1e12])),
+    "variance": ("bn.running_var", single([1e18, 0.0])),
+    "mean": ("bn.running_mean", single([-1e12, 1e12])),
     "counter": ("bn.num_batches_tracked", np.int64(2**62)),
 }
 
@@ -196,7 +200,7 @@ def test_buffers_that_most_leave_alone_stay_as_they_are(tmp_path: Path) -> None:
         arrays["bn.running_var"] = Array(MODEL["bn.running_var"])
 
     small = federation(tmp_path, dict.fromkeys(range(INSIDE), sending(still)))
-    small.behaviours[2] = sending(array_is("bn.running_var", np.float32([9.0, 9.0])))
+    small.behaviours[2] = sending(array_is("bn.running_var", single([9.0, 9.0])))
     model = arrays_of(small.trained(1, scheme="fedipw"))
     np.testing.assert_array_equal(model["bn.running_var"], MODEL["bn.running_var"])
 
@@ -207,9 +211,7 @@ def test_integers_do_not_keep_updates_from_being_clipped(tmp_path: Path) -> None
         ("median", Screen(), 10.0 * np.sqrt(3.0)), ("fixed", Screen(clip=2.0), 2.0),
     ):  # fmt: skip
         (tmp_path / folder).mkdir()
-        small = federation(
-            tmp_path / folder, {1: sending(array_is("theta", np.float32([3e4, 0, 0])))}
-        )
+        small = federation(tmp_path / folder, {1: sending(array_is("theta", single([3e4, 0, 0])))})
         result = small.trained(1, scheme="fedavg", screen=screen)
         told = result.train_metrics_clientapp[1]
         assert told["fedipw-clipped"] >= 1
