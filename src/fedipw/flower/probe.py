@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray
 
-_FOLLOW = frozenset(
+AVERAGING = frozenset(
     {known.FedAvg, known.FedAvgM, known.FedAdam, known.FedYogi, known.FedAdagrad, known.FedProx}
 )  # Flower's own, which tests compare with the engine
 _NODES = 1_000
@@ -41,7 +41,7 @@ def check_follows_weights(strategy: Strategy, key: str) -> None:
     >>> check_follows_weights(FedAvg(), "num-examples")
     """
     name = type(strategy).__name__
-    if type(strategy) in _FOLLOW:
+    if type(strategy) in AVERAGING:
         return
     target = _SENT + np.array(_WEIGHTS) @ _UPDATES
     state = random.getstate()

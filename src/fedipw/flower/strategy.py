@@ -29,7 +29,7 @@ from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.privacy import GaussianNoise, NoisySums
-from fedipw.flower.probe import check_follows_weights
+from fedipw.flower.probe import AVERAGING, check_follows_weights
 from fedipw.flower.reply_metrics import metric_contents, only_real_replies, own_function
 from fedipw.flower.roster import Attendance, Roster, VisibleGrid
 from fedipw.flower.screen import Names, Screen, Screened, SentModel, screened
@@ -39,7 +39,9 @@ from fedipw.flower.weighted_sum import (
     buffer_means,
     finished_model,
     moved_model,
+    summed_model,
     summed_replies,
+    summed_reply,
     weight_key,
     weights_size,
 )
@@ -534,6 +536,8 @@ class FedIPW(Strategy):
         ``limit`` is the norm that updates are clipped to.
         """
         largest, moved = max(abs(reply.weight) for reply in replies), None
+        # a memory's model lies in a file: the strategy reads it without one copy more
+        averages = type(self.strategy) in AVERAGING and self.memory is None
         means, contents = buffer_means(replies, sent), None
         if own_function(self.strategy) is not None:
             weights = [reply.weight for reply in replies]
@@ -544,11 +548,17 @@ class FedIPW(Strategy):
             moved = moved_model(sent, noise)
         elif self.augmenter is not None:
             weighing = self.rounds.live.weighing
-            moved = moved_model(sent, self.augmenter.correction(replies, found, weighing, sent))
+            shift = self.augmenter.correction(replies, found, weighing, sent, summed=averages)
+            moved = moved_model(sent, shift)
         elif self.memory is not None:
             replies = self.memory.weighted(replies)
             moved = self.memory.correction(index, replies, found, sent, limit)
-        messages = summed_replies(replies, self.key, sent, moved, means)
+        if averages:
+            if self.augmenter is None or moved is None:
+                moved = summed_model(replies, sent, moved)
+            messages = summed_reply(replies, self.key, sent, moved, means)
+        else:
+            messages = summed_replies(replies, self.key, sent, moved, means)
         try:
             with only_real_replies(self.strategy, contents):
                 arrays, metrics = self.strategy.aggregate_train(index, messages)

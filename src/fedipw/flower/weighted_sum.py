@@ -17,6 +17,7 @@ from fedipw.flower.arrays import FiledArray, Layout, QuickArray, array_view, pac
 from fedipw.flower.buffers import buffer_mean
 from fedipw.flower.reply_metrics import fill_metrics, metric_means
 from fedipw.flower.screen import SentModel, arrays_of, metrics_of
+from fedipw.flower.update_sums import update_sum
 
 LARGEST_SUM = 1e6  # of absolute weights: beyond it single precision keeps no digit of the model
 
@@ -156,6 +157,50 @@ def _handed(array: Array, layout: Layout, mean: Array | None) -> Array:
     if mean is not None:
         return mean
     return array if isinstance(array, FiledArray) else QuickArray.of(array, layout)
+
+
+def summed_reply(
+    replies: Sequence[WeightedReply],
+    key: str,
+    sent: SentModel,
+    summed: ArrayRecord,
+    means: Mapping[str, NDArray[Any]],
+) -> list[Message]:
+    """Return one message of weight 1, of the model that the weighted sum (O8) makes.
+
+    For strategies that are known to average replies by weight: it is what they make of
+    :func:`summed_replies`, but the replies are read once and at a fraction of the time. Metrics are
+    the means of the replies by w.
+    """
+    records = [metrics_of(reply.message.content) for reply in replies]
+    weights = np.array([reply.weight for reply in replies])
+    fill_metrics(records, weights, key)
+    first, given = replies[0].message, ArrayRecord()
+    for name in sent.arrays:
+        mean = packed_array(means[name]) if name in means else None
+        given[name] = _handed(summed[name], sent.layouts[name], mean)
+    told = MetricRecord({**metric_means(records, weights, key), key: 1.0})
+    names = next(iter(first.content.array_records)), next(iter(first.content.metric_records))
+    return [Message(RecordDict({names[0]: given, names[1]: told}), reply_to=first)]
+
+
+def summed_model(
+    replies: Sequence[WeightedReply], sent: SentModel, moved: ArrayRecord | None = None
+) -> ArrayRecord:
+    """Return the model, or ``moved``, plus the weighted sum of the updates, array by array."""
+    used = np.array([reply.weight * reply.factor for reply in replies])
+    records = [arrays_of(reply.message.content) for reply in replies]
+    out = ArrayRecord()
+    for name, model in sent.arrays.items():
+        base = (sent.record if moved is None else moved)[name]
+        if name in sent.buffers:
+            out[name] = base
+            continue
+        views = [sent.layouts[name].view(record[name]) for record in records]
+        made = update_sum(used, views, model)
+        made += model if moved is None else _handed(base, sent.layouts[name], None).numpy()
+        out[name] = packed_array(made)
+    return out
 
 
 def finished_model(
