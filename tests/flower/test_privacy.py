@@ -276,7 +276,7 @@ def aggregate(updates: list[Any], weights: list[float]) -> Any:
         )
         replies.append(Message(content, reply_to=invited[place]))
     outcomes, screen = RoundOutcomes.of(invited, replies), Screen(clip=CLIP)
-    view = SentModel.of(sent, screen)
+    view = SentModel.of(sent)
     factors = screened(outcomes, view, screen).factors
     weighted = [WeightedReply(m, weights[k], factors[k]) for k, m in outcomes.replies.items()]
     handed = summed_replies(weighted, "num-examples", view)

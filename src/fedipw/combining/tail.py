@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedipw.errors import InputError
+from fedipw.numerics.types import in_type
 
 
 def tail_length(rounds: int, fraction: float) -> int:
@@ -56,8 +57,7 @@ class TailAverage:
         """Return the mean, in the types of the models."""
         out = {}
         for name, total in self._sums.items():
-            kind, mean = np.dtype(self._kinds[name]), total / self.count
-            out[name] = (np.rint(mean) if kind.kind in "iub" else mean).astype(kind)
+            out[name] = in_type(np.asarray(total / self.count), np.dtype(self._kinds[name]))
         return out
 
     def state(self) -> dict[str, Any]:

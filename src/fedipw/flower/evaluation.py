@@ -25,7 +25,7 @@ from fedipw.flower.journal import EVALUATED, Journal
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.progress import target_line
 from fedipw.flower.roster import Attendance
-from fedipw.flower.screen import metrics_of, screened_metrics
+from fedipw.flower.screen import Names, metrics_of, screened_metrics
 from fedipw.flower.weighted_sum import WeightedReply, weighted_replies
 from fedipw.numerics.checks import some
 from fedipw.tables.columns import ID, ROUND
@@ -73,6 +73,7 @@ class Evaluator:
         self.config, self.directory, self.journal, self.key = config, directory, journal, key
         self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation)
         self.subgroups = tuple(subgroups)
+        self._names: Names | None = None  # of metrics in earlier evaluations of this process
 
     def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
         """Open the next evaluation with its invitations."""
@@ -110,7 +111,7 @@ class Evaluator:
         if not self.rounds.invited:
             return None
         index, outcomes = self.rounds.closed + 1, RoundOutcomes.of(self.rounds.invited, replies)
-        screened_metrics(outcomes)
+        self._names = screened_metrics(outcomes, key=self.key, before=self._names)
         found, weights = self.rounds.weights(outcomes)
         tables = metric_tables(outcomes.replies, self.rounds.ids, index, self.key)
         metrics = MetricRecord()

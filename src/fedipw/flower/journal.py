@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedipw.errors import InputError
-from fedipw.flower.screen import array_view
+from fedipw.flower.arrays import array_view, packed_array
 from fedipw.storage.atomic import write_texts
 from fedipw.storage.checkpoint import checkpoint_fingerprint, read_checkpoint, save_checkpoint
 
@@ -179,7 +179,8 @@ def _packed(value: object) -> dict[str, Any] | None:
         return {"kind": "array", "value": value}
     if isinstance(value, ArrayRecord):
         arrays = [array_view(array) for array in value.values()]
-        return {"kind": "record", "keys": list(value), "value": arrays}
+        types = [array.dtype for array in value.values()]  # NumPy has no bfloat16
+        return {"kind": "record", "keys": list(value), "value": arrays, "types": types}
     if isinstance(value, list | tuple) and all(isinstance(v, np.ndarray) for v in value):
         return {"kind": "list", "value": list(value)}
     if isinstance(value, Mapping) and all(isinstance(v, np.ndarray) for v in value.values()):
@@ -191,7 +192,8 @@ def _unpacked(made: Mapping[str, Any]) -> Any:
     kind, value = made["kind"], made["value"]
     if kind in {"plain", "array", "list"}:
         return value
-    pairs = zip(made["keys"], value, strict=True)
     if kind == "record":
-        return ArrayRecord({key: Array(np.asarray(array)) for key, array in pairs})
-    return dict(pairs)
+        types = made.get("types") or [str(array.dtype) for array in value]
+        found = zip(made["keys"], value, types, strict=True)
+        return ArrayRecord({key: packed_array(array, name) for key, array, name in found})
+    return dict(zip(made["keys"], value, strict=True))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedipw.combining.memory import MemoryWeights
 from fedipw.errors import InputError
+from fedipw.flower.arrays import FiledArray, array_view, packed_array
 from fedipw.flower.client import (
     ACCEPTED,
     BASE,
@@ -35,8 +36,8 @@ from fedipw.flower.client import (
     control_change,
 )
 from fedipw.flower.outcomes import RoundOutcomes, Values
-from fedipw.flower.screen import Screen, SentModel, array_view, arrays_of
-from fedipw.flower.weighted_sum import FiledArray, WeightedReply, packed_array
+from fedipw.flower.screen import Screen, SentModel, arrays_of
+from fedipw.flower.weighted_sum import WeightedReply
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.threads import over_ranges
 from fedipw.selection.enrollment import EnrollmentStage
@@ -53,19 +54,25 @@ _LOG = getLogger("flwr.fedipw")
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatModel:
-    """The floating-point arrays of a model as one vector; the others take no part."""
+    """The parameters of a model as one vector; buffers take no part."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtype: np.dtype[Any]  # of what is kept: the model's, single precision at least
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]], method: str) -> FlatModel:
-        """Return it for a model, or raise if nothing is floating-point."""
-        floating = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+    def of(
+        cls, arrays: Mapping[str, NDArray[Any]], method: str, buffers: frozenset[str] = frozenset()
+    ) -> FlatModel:
+        """Return it for a model, or raise if nothing is floating-point and not a buffer."""
+        floating = {
+            name: array
+            for name, array in arrays.items()
+            if array.dtype.kind == "f" and name not in buffers
+        }
         if not floating:
             raise InputError(
-                f"{method} remembers updates, and no array of the model is floating-point: use a "
-                "method without a memory, such as fedipw-hajek."
+                f"{method} remembers updates, and no array of the model is floating-point, buffers "
+                "aside: use a method without a memory, such as fedipw-hajek."
             )
         dtype = np.result_type(*(array.dtype for array in floating.values()))
         shapes = {name: array.shape for name, array in floating.items()}
@@ -365,13 +372,18 @@ class ClientMemory:
         """Whether it knows the model."""
         return self._flat is not None
 
-    def begin(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
+    def begin(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        state: Mapping[str, Any],
+        buffers: frozenset[str] = frozenset(),
+    ) -> None:
         """Take the model and what was saved with it, empty before the first round.
 
         Files that do not belong to the last closed round are removed, and those that do must be
         there and whole.
         """
-        flat = FlatModel.of(arrays, self.method.name)
+        flat = FlatModel.of(arrays, self.method.name, buffers)
         if state:
             names = state["arrays"]
             floating = {name: arrays[name].shape for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedipw.combining.tail import TailAverage, tail_length
 from fedipw.errors import DivergedError, InputError
+from fedipw.flower.arrays import array_view, packed_record
 from fedipw.flower.augmentation import Augmenter
 from fedipw.flower.config import RunConfig
 from fedipw.flower.evaluation import Evaluator
@@ -28,6 +30,7 @@ from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.privacy import GaussianNoise, NoisySums
+from fedipw.flower.probe import AVERAGING, check_follows_weights
 from fedipw.flower.progress import (
     EVALUATE,
     TRAIN,
@@ -37,10 +40,22 @@ from fedipw.flower.progress import (
     summary_lines,
     warnings_once,
 )
+from fedipw.flower.reply_metrics import metric_contents, only_real_replies, own_function
 from fedipw.flower.roster import Attendance, Roster, VisibleGrid
 from fedipw.flower.run_config import run_settings
-from fedipw.flower.screen import Screen, SentModel, array_view, screened
-from fedipw.flower.weighted_sum import WeightedReply, moved_model, summed_replies, weight_key
+from fedipw.flower.screen import Names, Screen, Screened, SentModel, screened
+from fedipw.flower.weighted_sum import (
+    LARGEST_SUM,
+    WeightedReply,
+    buffer_means,
+    finished_model,
+    moved_model,
+    summed_model,
+    summed_replies,
+    summed_reply,
+    weight_key,
+    weights_size,
+)
 from fedipw.numerics.checks import check_positive, some
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
@@ -70,7 +85,8 @@ class FedIPW(Strategy):
     ----------
     strategy
         The strategy to wrap: FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedProx, or another
-        that averages replies by ``weighted_by_key``.
+        that averages replies by ``weighted_by_key``; a copy of another is tried on known arrays
+        before the first round, and refused if it ignores weights.
     ledger
         Directory for the rounds; the models go to ``checkpoint`` in it, evaluations to
         ``evaluation``.
@@ -91,8 +107,12 @@ class FedIPW(Strategy):
         Cut weights at this multiple of a round's mean.
     screen
         The conditions replies must meet, and the norm updates are clipped to.
+    buffers
+        Patterns (``"*.ema"``) of arrays that are averaged by self-normalised weights and never
+        moved by a weighted sum or an optimiser (O22), beside those that are found: integers, and
+        the running statistics of normalisation layers.
     noise
-        Gaussian noise on the weighted sum; needs ``Screen(clip=...)``.
+        Gaussian noise on the weighted sum; needs ``Screen(clip=...)`` and a model without buffers.
     refit_every
         Rounds between fits of participation.
     classifier, folds, score_calibration
@@ -171,6 +191,7 @@ class FedIPW(Strategy):
         scheme: str | None = None,
         trim: float | None = None,
         screen: Screen | None = None,
+        buffers: Sequence[str] = (),
         noise: GaussianNoise | None = None,
         refit_every: int = 10,
         classifier: Any = None,
@@ -190,6 +211,7 @@ class FedIPW(Strategy):
     ) -> None:
         self.strategy, self.key = strategy, weight_key(strategy)
         self.screen = Screen() if screen is None else screen
+        self.buffers = (buffers,) if isinstance(buffers, str) else tuple(buffers)
         self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, covariates=covariates, augment=noise is None,
@@ -208,9 +230,11 @@ class FedIPW(Strategy):
         register = self.config.register
         self.noise = None if noise is None else NoisySums(noise, register.founders)
         how_invited = Invitations.of(invitations)
-        shared = (
-            {} if how_invited.plain else {"invitations": how_invited.to_json() | {"seed": seed}}
-        )
+        shared: dict[str, Any] = {}
+        if not how_invited.plain:
+            shared["invitations"] = how_invited.to_json() | {"seed": seed}
+        if self.buffers:
+            shared["buffers"] = list(self.buffers)
         self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
         self.journal.check(len(rounds.rounds))  # other settings are named before anything fails
         how = self.config.plan.method.augmentation.regression
@@ -239,6 +263,8 @@ class FedIPW(Strategy):
             tail_length(1, average)
         self.last_model: ArrayRecord | None = None  # after the last closed round
         self._sent: SentModel | None = None
+        self._names: Names | None = None  # of records and metrics in earlier rounds
+        self._probed = False
         self._ttl: float | None = None
 
     @classmethod
@@ -318,6 +344,7 @@ class FedIPW(Strategy):
         """
         _refuse_unknown(more)
         began, self._ttl = time.monotonic(), timeout
+        self._probe()
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         with self.rounds.live.holding(), warnings_once():
@@ -353,14 +380,19 @@ class FedIPW(Strategy):
                     _LOG.info("FedIPW: should_stop ends the run after round %d", index)
                     break
         if self._tail.count > 1:
-            mean = self._tail.mean()
-            result.arrays = ArrayRecord({name: Array(array) for name, array in mean.items()})
+            result.arrays = packed_record(self._tail.mean(), self.last_model)
             _LOG.info("FedIPW returns the average of the models after the last %d rounds; "
                       "last_model is the last one", self._tail.count)  # fmt: skip
         _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
         for line in summary_lines(result):
             _LOG.info("\t└──> %s", line)
         return result
+
+    def _probe(self) -> None:
+        """Try once, before any state is restored, whether the wrapped strategy follows weights."""
+        if not self._probed:
+            check_follows_weights(self.strategy, self.key)
+            self._probed = True
 
     def _begin_tail(self, rounds: int) -> None:
         """Prepare the average of the last rounds of a run of so many."""
@@ -403,7 +435,14 @@ class FedIPW(Strategy):
                 f"The model of round {done} in {self.journal.directory} has other arrays than "
                 "initial_arrays: train it on, or begin with an empty ledger."
             )
+        if {k: v.dtype for k, v in arrays.items()} != {k: v.dtype for k, v in initial.items()}:
+            _LOG.warning(
+                "FedIPW: the model of round %d is put in the types of initial_arrays", done
+            )
+            views = {name: array_view(array) for name, array in arrays.items()}
+            arrays = packed_record(views, initial)
         self._inner.restore(state["inner"])
+        self._names = None if state.get("names") is None else _tuples(json.loads(state["names"]))
         if (self.noise is None) != (state["noise"] is None):
             before = "without noise" if state["noise"] is None else "with noise"
             raise InputError(
@@ -436,7 +475,8 @@ class FedIPW(Strategy):
                 f"The rounds in {self._directory} were trained without the memory of "
                 f"{self.config.plan.method.name}: go on as before, or begin with an empty ledger."
             )
-        self.memory.begin({name: array_view(array) for name, array in model.items()}, state)
+        sent = SentModel.of(model, self.buffers)
+        self.memory.begin(sent.arrays, state, sent.buffers)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -451,12 +491,21 @@ class FedIPW(Strategy):
             )
         if self.noise is not None and self.noise.exhausted:
             raise InputError(f"Round {server_round} is not begun: {self.noise.exhausted}")
-        self._sent = SentModel.of(arrays, self.screen)
+        self._probe()
+        sent = self._sent = SentModel.of(arrays, self.buffers)
+        if self.noise is not None and sent.buffers:
+            raise InputError(
+                f"The guarantee of noise does not cover buffers, which are averaged without any: "
+                f"{some(sorted(sent.buffers))}. Use layers without running statistics, such as "
+                "GroupNorm, or leave buffers out of what clients send."
+            )
         self.roster.open(server_round, self._clock())
         visible = VisibleGrid(grid, self.roster)
         visible.get_node_ids()
         with self._sampling(server_round, "train"):
-            messages = list(self.strategy.configure_train(server_round, arrays, config, visible))
+            given = sent.readable()
+            messages = list(self.strategy.configure_train(server_round, given, config, visible))
+        sent.send_plain(messages, given)
         attendance = self.roster.attendance()
         if not messages and attendance.nodes:
             raise InputError(
@@ -492,22 +541,21 @@ class FedIPW(Strategy):
         if self._sent is None:
             raise InputError(f"Round {server_round} was not opened: call configure_train first.")
         sent, outcomes = self._sent, RoundOutcomes.of(self.rounds.invited, replies)
-        screening = screened(outcomes, sent, self.screen)
+        screening = screened(outcomes, sent, self.screen, key=self.key, before=self._names)
+        self._names = screening.names
         if self.memory is not None:
             self.memory.screened(outcomes, self.rounds.rows, sent, self.screen)
         reliance = 1.0 if self.augmenter is None else self.augmenter.reliance
         found, weights = self.rounds.weights(outcomes, reliance)
         arrays, metrics = None, MetricRecord()
-        if found is not None and (found.weights.any() or self.memory is not None):
-            weighted = [
-                WeightedReply(
-                    outcomes.replies[place],
-                    weight,
-                    screening.factors[place],
-                    screening.norms[place],
-                )
-                for place, weight in weights.items()
-            ]
+        weighted = _weighted(outcomes, weights, screening)
+        bounded = weights_size(weighted) <= LARGEST_SUM  # NaN is not
+        if found is not None and not bounded:
+            _LOG.warning("FedIPW: no step in round %d: the weights are too large to add updates "
+                         "by (%.3g in sum, at most %.3g)", server_round, weights_size(weighted),
+                         LARGEST_SUM)  # fmt: skip
+            add_metrics(metrics, {"steps-skipped": 1})
+        elif found is not None and (found.weights.any() or self.memory is not None):
             arrays, own = self._stepped(server_round, weighted, found, sent, screening.limit)
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
@@ -520,6 +568,11 @@ class FedIPW(Strategy):
             add_metrics(metrics, self.memory.metrics(screening.limit))
         ids, said = self.rounds.ids, plain_line(metrics)
         log_round("training", server_round, outcomes, found, ids, said=said)
+        if screening.not_finite:
+            place, name = next(iter(screening.not_finite.items()))
+            _LOG.warning("FedIPW: metrics of %d replies are not finite and left out of the means, "
+                         "%r of %r first", len(screening.not_finite), name,
+                         self.rounds.ids[place])  # fmt: skip
         model = sent.record if arrays is None else arrays
         noise = None if self.noise is None else self.noise.state()
         kept = {} if self.augmenter is None else self.augmenter.state()
@@ -528,6 +581,7 @@ class FedIPW(Strategy):
         tail = {"first": self._tail_from, **self._tail.state()}
         state = {
             "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
+            "names": None if self._names is None else json.dumps(self._names),
         }  # fmt: skip
         if self.memory is not None:
             state["memory"] = self.memory.state()
@@ -554,23 +608,37 @@ class FedIPW(Strategy):
         ``limit`` is the norm that updates are clipped to.
         """
         largest, moved = max(abs(reply.weight) for reply in replies), None
+        # a memory's model lies in a file: the strategy reads it without one copy more
+        averages = type(self.strategy) in AVERAGING and self.memory is None
+        means, contents = buffer_means(replies, sent), None
+        if own_function(self.strategy) is not None:
+            weights = [reply.weight for reply in replies]
+            contents = metric_contents([reply.message for reply in replies], weights, self.key)
         if self.noise is not None:
             assert self.screen.clip is not None
             noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
             moved = moved_model(sent, noise)
         elif self.augmenter is not None:
             weighing = self.rounds.live.weighing
-            moved = moved_model(sent, self.augmenter.correction(replies, found, weighing, sent))
+            shift = self.augmenter.correction(replies, found, weighing, sent, summed=averages)
+            moved = moved_model(sent, shift)
         elif self.memory is not None:
             replies = self.memory.weighted(replies)
             moved = self.memory.correction(index, replies, found, sent, limit)
-        messages = summed_replies(replies, self.key, sent, moved)
+        if averages:
+            if self.augmenter is None or moved is None:
+                moved = summed_model(replies, sent, moved)
+            messages = summed_reply(replies, self.key, sent, moved, means)
+        else:
+            messages = summed_replies(replies, self.key, sent, moved, means)
         try:
-            arrays, metrics = self.strategy.aggregate_train(index, messages)
+            with only_real_replies(self.strategy, contents):
+                arrays, metrics = self.strategy.aggregate_train(index, messages)
         finally:
             if self.memory is not None:
                 self.memory.release()
         if arrays is not None:
+            arrays = finished_model(arrays, sent, means)
             if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
                 raise DivergedError(self.config.plan.method.name, index, largest)
             if self.noise is not None:
@@ -621,6 +689,27 @@ def _refuse_unknown(more: Mapping[str, Any]) -> None:
                 "leave it out."
             )
         raise InputError(f"FedIPW.start has no argument {name!r}.")
+
+
+def _weighted(
+    outcomes: RoundOutcomes, weights: Mapping[int, float], screening: Screened
+) -> list[WeightedReply]:
+    """Return the replies that have a weight, with what the screen found of them."""
+    return [
+        WeightedReply(
+            outcomes.replies[place],
+            weight,
+            screening.factors[place],
+            screening.norms[place],
+            screening.buffers.get(place, {}),
+        )
+        for place, weight in weights.items()
+    ]
+
+
+def _tuples(value: Any) -> Any:
+    """Return lists, as JSON has them, as the tuples they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _put(metrics: dict[int, MetricRecord], index: int, found: MetricRecord | None) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
-from typing import Any, BinaryIO, Self
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as known
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedipw.errors import InputError
-from fedipw.flower.screen import STYPE, Layout, SentModel, arrays_of, metrics_of
-from fedipw.numerics import FloatArray
+from fedipw.flower.arrays import FiledArray, Layout, QuickArray, array_view, packed_array
+from fedipw.flower.buffers import buffer_mean
+from fedipw.flower.reply_metrics import fill_metrics, metric_means
+from fedipw.flower.screen import SentModel, arrays_of, metrics_of
+from fedipw.flower.update_sums import update_sum
+
+LARGEST_SUM = 1e6  # of absolute weights: beyond it single precision keeps no digit of the model
 
 _RANKED = (
     known.Bulyan, known.FedMedian, known.FedTrimmedAvg, known.FedXgbBagging, known.FedXgbCyclic,
@@ -34,6 +36,20 @@ _PRIVATE = (
 def weight_key(strategy: known.Strategy) -> str:
     """Return the metric by which a strategy weights replies; refuse one that ignores weights."""
     name = type(strategy).__name__
+    if isinstance(strategy, type):
+        raise InputError(
+            f"strategy must be an instance: write {strategy.__name__}(), not {strategy.__name__}."
+        )
+    if any(base.__module__.startswith("flwr.server.") for base in type(strategy).__mro__):
+        raise InputError(
+            f"{name} is of Flower's older interface, flwr.server: wrap a strategy of "
+            f"flwr.serverapp.strategy, such as flwr.serverapp.strategy.FedAvg()."
+        )
+    if not isinstance(strategy, known.Strategy):
+        raise InputError(
+            "The first argument is the strategy to wrap, such as flwr.serverapp.strategy.FedAvg(); "
+            f"this is a {name}. Tables go to population= or enrolled=."
+        )
     if isinstance(strategy, _RANKED):
         raise InputError(
             f"{name} chooses or counts replies by a rule of its own and would not follow weights. "
@@ -61,6 +77,7 @@ class WeightedReply:
     weight: float
     factor: float = 1.0
     norm: float = math.nan  # of the update, before it is clipped
+    buffers: Mapping[str, float] = field(default_factory=dict)  # c of each buffer (O22)
 
 
 def weighted_replies(replies: Sequence[WeightedReply], key: str) -> list[Message]:
@@ -70,11 +87,32 @@ def weighted_replies(replies: Sequence[WeightedReply], key: str) -> list[Message
     return [reply.message for reply in replies]
 
 
+def weights_size(replies: Sequence[WeightedReply]) -> float:
+    """Return the sum of the absolute weights by which updates are added."""
+    return sum(abs(reply.weight * reply.factor) for reply in replies)
+
+
+def buffer_means(replies: Sequence[WeightedReply], sent: SentModel) -> dict[str, NDArray[Any]]:
+    """Return the mean of each buffer of a model over the replies (O22)."""
+    records = [arrays_of(reply.message.content) for reply in replies]
+    weights = [reply.weight for reply in replies]
+    return {
+        name: buffer_mean(
+            [sent.layouts[name].view(record[name]) for record in records],
+            weights,
+            [reply.buffers.get(name, 1.0) for reply in replies],
+            sent.arrays[name],
+        )
+        for name in sorted(sent.buffers)
+    }
+
+
 def summed_replies(
     replies: Sequence[WeightedReply],
     key: str,
     sent: SentModel,
     moved: ArrayRecord | None = None,
+    means: Mapping[str, NDArray[Any]] | None = None,
 ) -> list[Message]:
     r"""Return messages whose normalised mean is the weighted sum.
 
@@ -87,24 +125,104 @@ def summed_replies(
 
     before any step of the strategy's own, and no update is changed, clipped or not. The first of
     the two is ``moved`` where that is given: the model with noise, or with the correction of a
-    regression or a memory. Their metrics keep the averages of metrics those of the replies by w.
+    regression or a memory. Their metrics keep the averages of metrics those of the replies by w; a
+    metric that is not finite counts as the mean of the others. Every message has the ``means`` of
+    buffers in place of its own, so that they are the strategy's mean too.
     """
+    records = [metrics_of(reply.message.content) for reply in replies]
+    weights = np.array([reply.weight for reply in replies])
+    used = np.array([reply.weight * reply.factor for reply in replies])
+    fill_metrics(records, weights, key)
     messages = weighted_replies(replies, key)
+    packed = {name: packed_array(mean) for name, mean in (means or {}).items()}
     for message in messages:
         arrays = arrays_of(message.content)
         for name, array in arrays.items():
-            arrays[name] = QuickArray.of(array, sent.layouts[name])
+            arrays[name] = _handed(array, sent.layouts[name], packed.get(name))
     first = messages[0].content
     names = next(iter(first.array_records)), next(iter(first.metric_records))
-    weights = np.array([reply.weight for reply in replies])
-    used = np.array([reply.weight * reply.factor for reply in replies])
-    records = [metrics_of(message.content) for message in messages]
     first_model = sent.record if moved is None else moved
     for model, weight, by in ((first_model, 1.0, weights), (sent.record, -float(used.sum()), used)):
-        metrics = MetricRecord({**_means(records, by, key), key: weight})
-        content = RecordDict({names[0]: model, names[1]: metrics})
+        given = ArrayRecord()  # one by one: all at once they would be copied
+        for name in sent.arrays:
+            given[name] = _handed(model[name], sent.layouts[name], packed.get(name))
+        metrics = MetricRecord({**metric_means(records, by, key), key: weight})
+        content = RecordDict({names[0]: given, names[1]: metrics})
         messages.append(Message(content, reply_to=messages[0]))
     return messages
+
+
+def _handed(array: Array, layout: Layout, mean: Array | None) -> Array:
+    """Return an array as a strategy receives it: a buffer's mean, else read in one copy."""
+    if mean is not None:
+        return mean
+    return array if isinstance(array, FiledArray) else QuickArray.of(array, layout)
+
+
+def summed_reply(
+    replies: Sequence[WeightedReply],
+    key: str,
+    sent: SentModel,
+    summed: ArrayRecord,
+    means: Mapping[str, NDArray[Any]],
+) -> list[Message]:
+    """Return one message of weight 1, of the model that the weighted sum (O8) makes.
+
+    For strategies that are known to average replies by weight: it is what they make of
+    :func:`summed_replies`, but the replies are read once and at a fraction of the time. Metrics are
+    the means of the replies by w.
+    """
+    records = [metrics_of(reply.message.content) for reply in replies]
+    weights = np.array([reply.weight for reply in replies])
+    fill_metrics(records, weights, key)
+    first, given = replies[0].message, ArrayRecord()
+    for name in sent.arrays:
+        mean = packed_array(means[name]) if name in means else None
+        given[name] = _handed(summed[name], sent.layouts[name], mean)
+    told = MetricRecord({**metric_means(records, weights, key), key: 1.0})
+    names = next(iter(first.content.array_records)), next(iter(first.content.metric_records))
+    return [Message(RecordDict({names[0]: given, names[1]: told}), reply_to=first)]
+
+
+def summed_model(
+    replies: Sequence[WeightedReply], sent: SentModel, moved: ArrayRecord | None = None
+) -> ArrayRecord:
+    """Return the model, or ``moved``, plus the weighted sum of the updates, array by array."""
+    used = np.array([reply.weight * reply.factor for reply in replies])
+    records = [arrays_of(reply.message.content) for reply in replies]
+    out = ArrayRecord()
+    for name, model in sent.arrays.items():
+        base = (sent.record if moved is None else moved)[name]
+        if name in sent.buffers:
+            out[name] = base
+            continue
+        views = [sent.layouts[name].view(record[name]) for record in records]
+        made = update_sum(used, views, model)
+        made += model if moved is None else _handed(base, sent.layouts[name], None).numpy()
+        out[name] = packed_array(made)
+    return out
+
+
+def finished_model(
+    made: ArrayRecord, sent: SentModel, means: Mapping[str, NDArray[Any]]
+) -> ArrayRecord:
+    """Return a strategy's model in the types that were sent, with buffers at their means.
+
+    An optimiser's steps are for parameters: those it took on buffers are undone, in ``made`` too,
+    which some strategies keep as the model that is sent next.
+    """
+    out = ArrayRecord()
+    for name, array in list(made.items()):
+        layout, plain = sent.layouts.get(name), array
+        if name in means:
+            plain = packed_array(means[name], sent.layouts[name].name)
+        elif layout is not None and Layout.of(array).name != layout.name:
+            plain = packed_array(array_view(array), layout.name)
+        out[name] = plain
+        if plain is not array:
+            bfloat = layout is not None and layout.bfloat
+            made[name] = QuickArray.of(plain, sent.layouts[name]) if bfloat else plain
+    return out
 
 
 def moved_model(sent: SentModel, shift: MutableMapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -119,84 +237,3 @@ def moved_model(sent: SentModel, shift: MutableMapping[str, NDArray[Any]]) -> Ar
         else:
             out[name] = sent.record[name]
     return ArrayRecord(out)
-
-
-def packed_array(array: NDArray[Any]) -> Array:
-    """Return an array as Flower sends it, by one copy of its bytes; Flower's own makes two.
-
-    >>> packed_array(np.arange(3.0)).numpy()
-    array([0., 1., 2.])
-    """
-    made, stream = np.asarray(array, order="C"), BytesIO()
-    npy.write_array_header_1_0(stream, npy.header_data_from_array_1_0(made))
-    data = b"".join([stream.getvalue(), made.reshape(-1).view(np.uint8).data])
-    return Array(str(made.dtype), made.shape, STYPE, data)
-
-
-class QuickArray(Array):
-    """An array read by one copy of its bytes; Flower's own makes two, piece by piece.
-
-    >>> array = Array(np.arange(3.0))
-    >>> QuickArray.of(array, Layout.of(array)).numpy()
-    array([0., 1., 2.])
-    """
-
-    @classmethod
-    def of(cls, array: Array, layout: Layout) -> Self:
-        """Return the same array, its bytes shared, which most likely has a known layout."""
-        made = cls(array.dtype, array.shape, array.stype, array.data)
-        made.__dict__["_layout"] = layout
-        return made
-
-    def numpy(self) -> NDArray[Any]:
-        """Return a writable copy of the array."""
-        layout: Layout = self.__dict__["_layout"]
-        return layout.view(self).copy(order="K")
-
-
-class FiledArray(Array):
-    """An array whose bytes lie in a file and are read whenever they are asked for.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryFile() as file:
-    ...     _ = file.write(np.array([1.0, 2.0, 3.0]).tobytes())
-    ...     file.flush()
-    ...     array = FiledArray(file, 8, np.dtype(np.float64), (2,))
-    ...     array.numpy(), Array(np.array([2.0, 3.0])).data == array.data
-    (array([2., 3.]), True)
-    """
-
-    def __init__(
-        self, file: BinaryIO, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> None:
-        self.dtype, self.shape, self.stype = str(dtype), shape, STYPE
-        self._file, self._offset, self._dtype = file, offset, dtype
-
-    def numpy(self) -> NDArray[Any]:
-        """Return the array, read from the file."""
-        out = np.empty(self.shape, dtype=self._dtype)
-        rest, place = out.reshape(-1).view(np.uint8).data, self._offset
-        while rest:
-            done = os.preadv(self._file.fileno(), [rest], place)
-            if not done:
-                raise OSError("the file of an array ends too early")
-            rest, place = rest[done:], place + done
-        return out
-
-    @property
-    def data(self) -> bytes:  # type: ignore[override]
-        """The array as Flower sends it, read from the file."""
-        found: bytes = packed_array(self.numpy()).data
-        return found
-
-
-def _means(metrics: Sequence[MetricRecord], weights: FloatArray, key: str) -> dict[str, Any]:
-    """Return the weighted mean of each metric, the plain one where weights sum to zero."""
-    total = float(weights.sum())
-    share = weights / total if total != 0.0 else np.full(len(weights), 1.0 / len(weights))
-    means: dict[str, Any] = {}
-    for name, first in metrics[0].items():
-        if name != key:
-            mean = share @ np.array([record[name] for record in metrics], dtype=np.float64)
-            means[name] = mean.tolist() if isinstance(first, list) else float(mean)
-    return means

@@ -133,7 +133,7 @@ def _squares(a: NDArray[Any], b: NDArray[Any]) -> float:
 def squared_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     r"""Return :math:`\sum_i (a_i - b_i)^2`, NaN or infinite if any element of ``a`` is.
 
-    Both are of the same shape and of a floating type. It is infinite, too, where a difference is
+    Both are of the same shape and numbers. It is infinite, too, where a difference is
     beyond 1e154 and its square overflows.
 
     >>> squared_distance(np.array([1.0, 2.0]), np.array([1.0, 0.0]))
