@@ -22,6 +22,7 @@ from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation.estimators import Estimate, Group, HajekMean, population_means
 from fedipw.evaluation.logged import COUNT, VALUE, Metrics, check_method, logged_two_phase
 from fedipw.flower.config import RunConfig
+from fedipw.flower.door import Door
 from fedipw.flower.journal import EVALUATED, Journal
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.roster import Attendance
@@ -51,11 +52,20 @@ class Evaluator:
         For the metrics of each round.
     key
         Metric by which the wrapped strategy weights, and clients report their number of samples.
+    door
+        What of answers is used, as it was in training.
     """
 
-    def __init__(self, config: RunConfig, directory: Path, journal: Journal, key: str) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        journal: Journal,
+        key: str,
+        door: Door | None = None,
+    ) -> None:
         self.config, self.directory, self.journal, self.key = config, directory, journal, key
-        self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation)
+        self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation, door, learns=False)
 
     def open(self, attendance: Attendance, messages: Sequence[Message]) -> None:
         """Open the next evaluation with its invitations."""
