@@ -51,7 +51,8 @@ class Door:
         quantile: float | None,
     ) -> None:
         self._members, self._columns = members, tuple(columns)
-        self._limits = CovariateLimits(members, columns, quantile)
+        numbers = [name for name in columns if name not in coded]  # categories have levels
+        self._limits = CovariateLimits(members, numbers, quantile)
         self._levels = CategoryLevels(columns, declared, coded, members.size)
         self.rounds = 0  # that it has taken
 

@@ -3,7 +3,7 @@
 Nodes name the client they are, and a server cannot see whether that is true. Five rules say who is
 believed:
 
-1. A node is the first client it names, for as long as it is online.
+1. A node is one client. If it names a second one it is neither, for as long as it is online.
 2. The first node that names a client holds it: while it is online nobody else speaks for it.
 3. While the holder is offline another node may stand in, and gives way when the holder is back. A
    holder that is online but has not answered in :data:`SILENT` rounds is taken as offline.
@@ -38,6 +38,12 @@ class _Claims:
     nodes: set[int] = field(default_factory=set)  # online, and say they are this client
     holders: list[int] = field(default_factory=list)  # that held it, the first one first
 
+    def forget(self, node: int) -> None:
+        """Forget a node that has named another client too."""
+        self.nodes.discard(node)
+        if node in self.holders:
+            self.holders.remove(node)
+
 
 @final
 class Identities:
@@ -59,6 +65,7 @@ class Identities:
         self._row_of: dict[int, int] = {}  # by node
         self._claims: dict[int, _Claims] = {}  # by row
         self._online: set[int] = set()
+        self._liars: set[int] = set()  # online, and have named several clients
         self._heard: dict[int, int] = {}  # round of a node's last answer
         self._infos: dict[int, Any] = {}  # Flower's, by node
         self.stand_ins = 0  # clients that another node than their first speaks for
@@ -82,6 +89,7 @@ class Identities:
         self._online = set(nodes)
         for node in set(self._row_of) - self._online:
             self._claims[self._row_of.pop(node)].nodes.discard(node)
+        self._liars &= self._online
         self._heard = {node: at for node, at in self._heard.items() if node in self._online}
         self._infos = {node: info for node, info in self._infos.items() if node in self._online}
 
@@ -89,7 +97,10 @@ class Identities:
         """Take that a node says it is a client, in a round; return why it is not believed."""
         before = self._row_of.get(node)
         if before is not None and before != row:
-            return "names another client than before"
+            self._liars.add(node)
+            self._claims[self._row_of.pop(node)].forget(node)
+        if node in self._liars:
+            return "has named several clients"
         self._heard[node] = index
         if self.authenticated:
             refused = self._key_fault(node, row, grid)

@@ -14,6 +14,7 @@ from fedipw.numerics.checks import check_rows
 from fedipw.selection.participation import FAILURES, Participation, Window
 from fedipw.selection.steps import known_steps, participation_steps
 from fedipw.tables.columns import AFTERWARDS, FATE, REPLIED, ROUND
+from fedipw.tables.formula import sorted_levels
 from fedipw.tables.ledger import Ledger, LedgerWriter, check_round, quarantined
 from fedipw.weighting.replay import Plan, Record, RoundRun, coming_round, ledger_rounds
 from fedipw.weighting.snapshot import EVERY, Snapshot, SnapshotUnusedError, can_be_saved
@@ -260,8 +261,7 @@ class Live:
         for learner in self._learner.steps:
             for column, levels in learner.step.design.levels.items():
                 if column in frame.columns:
-                    here = frame[column].drop_nulls().unique().cast(pl.String).to_list()
-                    if not set(here) <= set(levels):
+                    if not set(sorted_levels(frame[column])) <= set(levels):
                         return True
         return False
 
