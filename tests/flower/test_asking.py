@@ -92,7 +92,7 @@ def test_resuming_asks_the_same_clients(tmp_path: Path) -> None:
     models = []
     for name, stops in (("whole", [5]), ("parts", [2, 5])):
         (tmp_path / name).mkdir()
-        small = Small(tmp_path / name, {k: sometimes for k in range(INSIDE)})
+        small = Small(tmp_path / name, dict.fromkeys(range(INSIDE), sometimes))
         for rounds in stops:
             result = small.trained(rounds, ask=5, refit_every=1)
         models.append(result.arrays["theta"].numpy().tobytes())

@@ -46,7 +46,8 @@ def test_the_ledger_records_each_outcome(tmp_path: Path) -> None:
     result = small.trained(ask_timeout=0.01)
     outcomes = {unit: row["fate"] for unit, row in small.round().items()}
     assert outcomes == {
-        "u0": "raised: RuntimeError('train of round 1 failed')", "u1": "declined", "u2": "lost", "u3": "expired", "u4": "crashed",
+        "u0": "raised: RuntimeError('train of round 1 failed')",
+        "u1": "declined", "u2": "lost", "u3": "expired", "u4": "crashed",
         "u5": "failed", "u6": "silent", "u7": None, "u8": None,
         "u9": "replied", "u10": "replied", "u11": "replied",
     }  # fmt: skip

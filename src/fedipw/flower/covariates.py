@@ -17,6 +17,7 @@ from fedipw.tables.formula import MISSING, OTHER
 LONGEST: Final = 200  # characters of a text, and of an identifier
 LEVELS_MOST: Final = 50  # levels of a text covariate, those declared or admitted
 _SHOWN: Final = 80  # characters of what a client said that the log shows
+_SIMULATED: Final = "ClientAppException occurred. Message: "  # before the error in a simulation
 _TYPES: Final[Mapping[str, pl.DataType]] = {  # in the order that decides a tie
     "number": pl.Float64(), "flag": pl.Boolean(), "text": pl.String(),
 }  # fmt: skip
@@ -204,11 +205,13 @@ def brief(said: object) -> str:
 
 
 def first_line(reason: object) -> str:
-    r"""Return the first line of an error's reason, on one line, at most 160 characters.
+    r"""Return the first line of an error's reason, at most 160 characters that can be seen.
 
     >>> first_line("ValueError('no table')\nTraceback ...")
     "ValueError('no table')"
+    >>> first_line("<class 'X'>:<'\nException ClientAppException occurred. Message: no table'>")
+    "no table'>"
     """
-    lines = str(reason)[:4000].strip().splitlines()
+    lines = str(reason)[:4000].split(_SIMULATED)[-1].strip().splitlines()
     text = visible((lines[0] if lines else "")[: 2 * _SHOWN])
     return text if len(text) < 2 * _SHOWN else f"{text[: 2 * _SHOWN - 3]}..."

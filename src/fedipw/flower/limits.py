@@ -15,7 +15,7 @@ from fedipw.tables.population import Members
 
 OTHERS = 10  # clients whose values must be known before anybody is held to their extremes
 FEW = 3  # clients whose values must be known before anybody is held to their quartiles
-FENCE = 10.0  # distances between the quartiles beyond them that a value may lie
+FENCE = 3.0  # distances between the quartiles that a value may lie beyond them
 
 
 @final
@@ -23,7 +23,7 @@ class CovariateLimits:
     r"""Numbers that clients answer, taken inside what other clients answered.
 
     .. math:: x_{ir} \leftarrow \min\big(x_{ir},\; Q_q(\{h_j\}),\;
-       Q_{3/4}(\{h_j\}) + 10\,(Q_{3/4}(\{h_j\}) - Q_{1/4}(\{l_j\}))\big), \quad j \ne i
+       Q_{3/4}(\{h_j\}) + 3\,(Q_{3/4}(\{h_j\}) - Q_{1/4}(\{l_j\}))\big), \quad j \ne i
        \qquad (P7)
 
     and likewise from below: :math:`h_j` and :math:`l_j` are the other clients' own extremes over

@@ -260,9 +260,9 @@ class Live:
             return False
         for learner in self._learner.steps:
             for column, levels in learner.step.design.levels.items():
-                if column in frame.columns:
-                    if not set(sorted_levels(frame[column])) <= set(levels):
-                        return True
+                here = sorted_levels(frame[column]) if column in frame.columns else ()
+                if not set(here) <= set(levels):
+                    return True
         return False
 
     def _bind(self, opening: pl.DataFrame | None) -> None:

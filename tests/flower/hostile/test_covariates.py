@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 
 from cli.command import fedipw
 from fedipw.errors import InputError
@@ -19,9 +19,10 @@ from fedipw.selection import participation as fits
 from fedipw.tables import Ledger
 from fedipw.tables.population import Members
 
-from ..federations import INSIDE, Small, answered, theta, theta_of
+from ..federations import INSIDE, Behaviour, Small, answered, theta, theta_of
 
 LIARS = (5, 7)  # of twelve: fewer than a quarter
+HONEST = 10  # rounds before they lie
 
 
 def usable(small: Small, index: int = 1) -> set[str]:
@@ -34,6 +35,14 @@ def busy(message: Any, index: int) -> Any:
     if (index + who) % 3 == 0:
         return declined(message)
     return answered(message, {"theta": theta(message) + np.eye(3)[who % 3]})
+
+
+def sending(step: FloatArray) -> Behaviour:
+    def reply(message: Message, index: int) -> Message:
+        del index
+        return answered(message, {"theta": theta(message) + step})
+
+    return reply
 
 
 # Types.
@@ -138,27 +147,57 @@ def lied(where: Path, values: dict[int, float], rounds: int = 8, **settings: Any
     return small, small.trained(rounds, **given)
 
 
-def test_liars_get_no_weight_beyond_the_edge_of_what_others_answer(tmp_path: Path) -> None:
-    """Horvitz–Thompson weights, which nothing caps; two liars of twelve, from the first round on.
+def charged(message: Any, index: int) -> Any:
+    """Reply the more often the fuller the battery is; the liars always do, once they lie."""
+    who = int(message.metadata.dst_node_id) - 100
+    lies = who in LIARS and index > HONEST
+    odds = 8.0 * 0.1 * (who % 7) - 2.0
+    if not lies and np.random.default_rng([index, who]).random() > 1.0 / (1.0 + np.exp(-odds)):
+        return declined(message)
+    return answered(message, {"theta": theta(message) + np.eye(3)[who % 3]})
 
-    Honest batteries are 0 to 0.6 with quartiles 0.1 and 0.5 or so: (P7) puts the edge below -7.
-    Lying by more than that, by -40 or by -1e90, changes nothing at all, and the weights are
-    those of a run in which the liars' values are at the edge.
+
+def late_lie(where: Path, value: float, **settings: Any) -> tuple[Small, Any]:
+    """Train honestly until the model knows what a battery does, then lie, two of twelve."""
+    where.mkdir()
+    small = Small(where, dict.fromkeys(range(INSIDE), charged))
+    wrapped = small.strategy(refit_every=5, average=None, **settings)
+    wrapped.start(small.grid, small.start, num_rounds=HONEST)
+    small.told = {k: {"battery": value} for k in LIARS}
+    return small, wrapped.start(small.grid, small.start, num_rounds=HONEST + 2)
+
+
+def test_liars_get_no_weight_beyond_the_edge_of_what_others_answer(tmp_path: Path) -> None:
+    """Horvitz–Thompson weights, which nothing caps: how far one lies makes no difference.
+
+    Honest batteries are 0 to 0.6. The weight is that of the edge (P7), which lies no more than
+    three of their quartile distances beyond them; a lie of -40 would have had a probability below
+    1e-100. Two liars of twelve would be each other's limit by a quantile alone.
     """
-    worlds = [
-        lied(tmp_path / str(value), dict.fromkeys(LIARS, value)) for value in (-40.0, -1e90)
-    ]
-    weights = [
-        [r.train_metrics_clientapp[k]["fedipw-weights"] for k in range(1, 9)] for _, r in worlds
-    ]
+    worlds = [late_lie(tmp_path / str(v), v, scheme="fedipw") for v in (-40.0, -1e90)]
+    last = HONEST + 2
+    weights = [result.train_metrics_clientapp[last]["fedipw-weights"] for _, result in worlds]
     assert weights[0] == weights[1]
     assert theta_of(worlds[0][1].arrays).tolist() == theta_of(worlds[1][1].arrays).tolist()
-    told = [small.round(8)[f"u{k}"]["battery"] for small, _ in worlds for k in LIARS]
+    told = [small.round(last)[f"u{k}"]["battery"] for small, _ in worlds for k in LIARS]
     assert len(set(told)) == 1
-    honest = [0.1 * (k % 7) for k in range(INSIDE) if k not in LIARS]
-    first, third = np.quantile(honest, [0.1, 0.9])  # beyond the quartiles of any eleven
-    assert min(honest) - FENCE * (third - first) <= told[0] < 0.0
-    assert np.isfinite(weights[0][-1]).all()
+    honest = np.sort([0.1 * (k % 7) for k in range(INSIDE) if k not in LIARS])
+    assert honest[0] - FENCE * (honest[-1] - honest[0]) <= told[0] < 0.0
+    assert max(weights[0]) < 1e4
+    assert worlds[0][1].train_metrics_clientapp[last]["fedipw-winsorised"] >= len(LIARS)
+
+
+def test_the_default_method_bounds_their_share_as_well(tmp_path: Path) -> None:
+    _, result = late_lie(tmp_path / "a", -40.0)
+    metrics = result.train_metrics_clientapp[HONEST + 2]
+    assert max(metrics["fedipw-weights"]) <= max(0.1, 5.0 / metrics["fedipw-weighed"]) + 1e-12
+
+
+def test_a_declared_range_leaves_them_out(tmp_path: Path) -> None:
+    small, result = late_lie(tmp_path / "a", -40.0, scheme="fedipw", covariates={"battery": (0, 1)})
+    last = HONEST + 2
+    assert usable(small, last) == {f"u{k}" for k in range(INSIDE) if k not in LIARS}
+    assert max(result.train_metrics_clientapp[last]["fedipw-weights"]) < 3.0
 
 
 def test_the_model_moves_by_no_more_than_the_stated_bound(tmp_path: Path) -> None:
@@ -167,7 +206,8 @@ def test_the_model_moves_by_no_more_than_the_stated_bound(tmp_path: Path) -> Non
     With the liars' updates left out (zero) instead, the model differs in every round by at most
     the number of liars times that bound.
     """
-    models, bounds = [], []
+    models: list[FloatArray] = []
+    bounds: list[Any] = []
     for name, push in (("silent", 0.0), ("loud", 1e5)):
         (tmp_path / name).mkdir()
         small = Small(tmp_path / name, told={k: {"battery": -1e6} for k in LIARS})
@@ -175,7 +215,7 @@ def test_the_model_moves_by_no_more_than_the_stated_bound(tmp_path: Path) -> Non
             step = np.array([push if k in LIARS else 0.0, np.cos(k), np.sin(k)])
             if k in LIARS and not push:
                 step = np.zeros(3)
-            small.behaviours[k] = lambda m, _, step=step: answered(m, {"theta": theta(m) + step})
+            small.behaviours[k] = sending(step)
         wrapped = small.strategy(average=None)
         result = wrapped.start(small.grid, small.start, num_rounds=1)
         models.append(theta_of(result.arrays))
@@ -228,7 +268,7 @@ def _held(said: FloatArray, k: int) -> float:
 
 
 def test_resuming_reads_no_round_for_the_limits_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    told = {k: -40.0 for k in LIARS}
+    told = dict.fromkeys(LIARS, -40.0)
     whole, expected = lied(tmp_path / "whole", told)
     parts, _ = lied(tmp_path / "parts", told, rounds=4)
     wrapped = parts.strategy(scheme="fedipw", refit_every=1, average=None)
@@ -268,7 +308,7 @@ def test_a_fit_that_fails_keeps_the_former_one_and_is_counted(
 
     monkeypatch.setattr(fits.StepLearner, "refit", refit)
     with caplog.at_level(logging.WARNING, "flwr"):
-        result = wrapped.start(small.grid, small.start, num_rounds=8)
+        result: Any = wrapped.start(small.grid, small.start, num_rounds=8)
     failed = [result.train_metrics_clientapp[k]["fedipw-fits-failed"] for k in range(1, 9)]
     assert failed == [0] * 6 + [1, 0]
     assert result.train_metrics_clientapp[7]["fedipw-weighed"] > 0

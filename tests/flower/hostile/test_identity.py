@@ -145,8 +145,8 @@ def test_a_holder_that_is_silent_gives_way(tmp_path: Path) -> None:
     wrapped.start(world.grid, world.start, num_rounds=1)
     world.join(777, 0)
     note = world.grid.loses
-    world.grid.loses = lambda m: note(m) or (
-        m.metadata.dst_node_id == 100 and "query" in m.metadata.message_type
+    world.grid.loses = lambda m: (
+        note(m) or (m.metadata.dst_node_id == 100 and "query" in m.metadata.message_type)
     )
     wrapped.start(world.grid, world.start, num_rounds=6)
     found = [777 in nodes for nodes in world.seen]

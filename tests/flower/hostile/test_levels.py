@@ -25,7 +25,11 @@ def attacked(where: Path, rounds: int, attackers: int = 1, **settings: Any) -> A
     where.mkdir()
     small = Small(where, dict.fromkeys(range(INSIDE), busy))
     given: dict[str, Any] = {
-        "participation": "net", "scheme": "fedipw", "refit_every": 1, "average": None, **settings
+        "participation": "net",
+        "scheme": "fedipw",
+        "refit_every": 1,
+        "average": None,
+        **settings,
     }
     wrapped, result = small.strategy(**given), None
     for index in range(wrapped.rounds.closed + 1, rounds + 1):
@@ -103,7 +107,7 @@ def test_numbers_taken_as_categories_are_admitted_alike(tmp_path: Path) -> None:
     for index in range(1, 12):
         for k in range(INSIDE):
             small.told[k] = {"hour": 1000.0 + index if k == 0 else float(k % 2)}
-        result = wrapped.start(small.grid, small.start, num_rounds=index)
+        result: Any = wrapped.start(small.grid, small.start, num_rounds=index)
     assert wrapped.rounds.live.replayed < 2 * 11
     assert small.round(11)["u0"]["hour"] is None
     assert result.train_metrics_clientapp[11]["fedipw-weighed"] > 0

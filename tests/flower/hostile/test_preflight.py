@@ -52,6 +52,7 @@ def test_a_description_that_raises_is_shown(
 
     @describes(app)
     def about(context: Context, server_round: int) -> dict[str, float]:
+        del server_round
         raise OSError(f"no battery on this {'desk' if int(context.node_config['k']) else 'table'}")
 
     small.grid = InProcessGrid(app, {100 + k: {"k": k} for k in range(INSIDE)})
@@ -127,6 +128,7 @@ def test_errors_of_training_are_in_the_ledger_and_it_stays_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(message: Message, index: int) -> Message:
+        del message
         raise ValueError(f"no data\x1b in round {index}\nTraceback" + "x" * 10_000)
 
     small = Small(tmp_path, {0: fails, 1: fails})
