@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
@@ -80,15 +82,20 @@ class Door:
         """Return what ``restore`` needs."""
         return {
             "rounds": self.rounds,
+            "clients": self._clients(),
             "limits": self._limits.state(),
             "levels": self._levels.state(),
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Put back what was saved with a model; without it, begin anew and read the ledger."""
-        self.rounds = 0
-        self._levels.restore({})
-        if not self._limits.restore({} if state is None else state["limits"]) or state is None:
-            return
-        self._levels.restore(state["levels"])
-        self.rounds = int(state["rounds"])
+        if state is not None and state["clients"] != self._clients():
+            state = None  # it is of other rows
+        self._limits.restore({} if state is None else state["limits"])
+        self._levels.restore({} if state is None else state["levels"])
+        self.rounds = 0 if state is None else int(state["rounds"])
+
+    def _clients(self) -> str:
+        """Return a digest of the clients in their order, which what is kept is by."""
+        ids = json.dumps(self._members.frame[ID].to_list(), default=str)
+        return hashlib.sha256(ids.encode()).hexdigest()

@@ -29,6 +29,7 @@ from fedipw.flower.roster import Attendance
 from fedipw.flower.screen import metrics_of, screened_metrics
 from fedipw.flower.weighted_sum import WeightedReply, weighted_replies
 from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.selection.participation import FAILURES
 from fedipw.tables.columns import ID, ROUND
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import read_table, write_table
@@ -127,8 +128,8 @@ class Evaluator:
                     self.config.stage, self.directory, table, self.config.evaluation
                 )
                 reason = line.reason
-            except FedIPWError as error:
-                reason = str(error)
+            except (FedIPWError, *FAILURES) as error:
+                reason = str(error) or type(error).__name__
             if reason:
                 _LOG.info("FedIPW: no interval of %s: %s", name, reason)
                 continue

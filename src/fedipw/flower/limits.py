@@ -76,15 +76,12 @@ class CovariateLimits:
         """Return the extremes so far, by covariate."""
         return {name: [low, high] for name, (low, high) in self._extremes.items()}
 
-    def restore(self, state: Mapping[str, Any]) -> bool:
-        """Put saved extremes back; return whether they are those of as many clients."""
-        found = {
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved extremes back."""
+        self._extremes = {
             name: (np.array(low, dtype=np.float64), np.array(high, dtype=np.float64))
             for name, (low, high) in state.items()
         }
-        fits = all(len(low) == self._members.size for low, _ in found.values())
-        self._extremes = found if fits else {}
-        return fits
 
     def _numbers(self, table: pl.DataFrame) -> Iterator[tuple[str, FloatArray]]:
         for name in self._columns:

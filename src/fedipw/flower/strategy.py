@@ -173,7 +173,7 @@ class FedIPW(Strategy):
         score_calibration: str | None = None,
         l2: float = 0.0,
         ask_timeout: float = 60.0,
-        patience: float | None = 600.0,
+        patience: float | None = 3600.0,
         ask: float | None = None,
         authenticated: bool = False,
         winsorise: float | None = 0.99,

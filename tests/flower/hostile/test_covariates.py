@@ -290,6 +290,21 @@ def test_resuming_reads_no_round_for_the_limits_and_gives_the_same_bytes(tmp_pat
         assert ours.equals(theirs)
 
 
+def test_limits_of_other_clients_are_not_taken_over(tmp_path: Path) -> None:
+    """Rows of the table in another order: what was kept by row is read from the ledger instead."""
+    small, _ = lied(tmp_path / "a", dict.fromkeys(LIARS, -40.0), rounds=3)
+    door = small.strategy(scheme="fedipw", refit_every=1, average=None).door
+    state = door.state()
+    small.people.reverse().write_parquet(small.where / "people.parquet")
+    other = small.strategy(scheme="fedipw", refit_every=1, average=None).door
+    other.restore({**state, "rounds": 3})
+    assert other.rounds == 0
+    other.follow(Ledger(small.where / "ledger"), 3)
+    low, high = other.state()["limits"]["battery"]
+    assert (low[-1 - LIARS[0]], high[-1 - LIARS[0]]) == (low[-1 - LIARS[1]], high[-1 - LIARS[1]])
+    assert low[-1] == 0.0  # client u0, now the last
+
+
 # Failures of fits, and ledgers of older servers.
 
 
