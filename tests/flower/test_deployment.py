@@ -137,7 +137,8 @@ def test_all_rounds_are_in_the_ledger_once(finished: Finished) -> None:
 
 def test_the_ledger_records_the_outcome_of_every_invitation(finished: Finished) -> None:
     refused = "refused: NaN or infinite values"
-    always = ["raised", "declined", refused]
+    raised = "raised: <class 'RuntimeError'>:<'out of memory'>"
+    always = [raised, "declined", refused]
     assert finished.outcomes(1) == ["replied", "replied", *always, "replied"]
     assert finished.outcomes(2) == ["replied", "declined", *always, "lost"]
     assert finished.outcomes(3) == ["replied", "replied", *always, None]

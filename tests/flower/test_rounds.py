@@ -46,7 +46,8 @@ def test_the_ledger_records_each_outcome(tmp_path: Path) -> None:
     result = small.trained(ask_timeout=0.01)
     outcomes = {unit: row["fate"] for unit, row in small.round().items()}
     assert outcomes == {
-        "u0": "raised", "u1": "declined", "u2": "lost", "u3": "expired", "u4": "crashed",
+        "u0": "raised: RuntimeError('train of round 1 failed')",
+        "u1": "declined", "u2": "lost", "u3": "expired", "u4": "crashed",
         "u5": "failed", "u6": "silent", "u7": None, "u8": None,
         "u9": "replied", "u10": "replied", "u11": "replied",
     }  # fmt: skip
@@ -57,7 +58,7 @@ def test_the_ledger_records_each_outcome(tmp_path: Path) -> None:
     assert [u for u, row in rows.items() if row["replied"]] == ["u9", "u10", "u11"]
     told = result.train_metrics_clientapp[1]
     for outcome in Outcome:
-        count = list(outcomes.values()).count(outcome.value)
+        count = [str(fate).split(":")[0] for fate in outcomes.values()].count(outcome.value)
         assert told[f"fedipw-{outcome.value}"] == count
 
 
@@ -133,7 +134,7 @@ def test_two_nodes_that_claim_to_be_the_same_client_count_once(
     rows = small.round()
     assert rows["u0"]["replied"]
     assert not rows["u1"]["available"]
-    assert any("both say they are 'u0'" in r.getMessage() for r in caplog.records)
+    assert any("another node speaks for" in r.getMessage() for r in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_messages_live_no_longer_than_a_round(tmp_path: Path) -> None:
     small = Small(tmp_path)
     small.grid.loses = seen
     small.strategy(ask_timeout=7.0).start(small.grid, small.start, num_rounds=1, timeout=90.0)
-    assert lives == {("query", 7.0), ("train", 90.0)}
+    assert lives == {("query", 10 * 7.0), ("train", 90.0)}  # late answers are of use
 
 
 class Picky(FedAvg):

@@ -18,7 +18,7 @@ from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.selection.participation import Source, StepRows
 from fedipw.selection.saved import StageModel
 from fedipw.tables.cells import SAMPLE, Cells
-from fedipw.tables.columns import AVAILABLE, INVITE_PROB, INVITED, OPENED_AT, REPLIED
+from fedipw.tables.columns import ASKED, AVAILABLE, INVITE_PROB, INVITED, OPENED_AT, REPLIED
 from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.partitions import added
 from fedipw.tables.population import Members
@@ -237,6 +237,8 @@ def _invitations(table: pl.DataFrame) -> tuple[float, float]:
     if not len(prob):
         return np.nan, np.nan
     mean = float(prob.mean())
+    if ASKED in table.columns:  # its share is in the first step already (P8)
+        mean /= float(table[ASKED].mean())  # type: ignore[arg-type]
     share = float(passed.mean())
     return (share if np.isnan(mean) else mean), share
 

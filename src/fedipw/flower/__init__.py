@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedipw.flower.client import ControlVariate, declined, describes
+    from fedipw.flower.covariates import Covariate
     from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
     from fedipw.flower.progress import RoundReport
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from fedipw.weighting.invitations import Invitations
 
 __all__ = [
-    "ControlVariate", "FedIPW", "GaussianNoise", "Invitations", "Outcome", "RoundReport", "Screen",
-    "StopWhen", "declined", "describes",
+    "ControlVariate", "Covariate", "FedIPW", "GaussianNoise", "Invitations", "Outcome",
+    "RoundReport", "Screen", "StopWhen", "declined", "describes",
 ]  # fmt: skip
 
 _HOMES = {
     "ControlVariate": "client",
+    "Covariate": "covariates",
     "FedIPW": "strategy",
     "GaussianNoise": "privacy",
     "Invitations": "invitations",

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import polars as pl
 
 from fedipw.errors import InputError
+from fedipw.flower.covariates import Covariate, declarations
 from fedipw.flower.register import Register
 from fedipw.flower.screen import Screen
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.steps import AVAILABILITY_COLUMNS, COLUMNS
 from fedipw.tables.columns import ID, OWN_COLUMNS
-from fedipw.tables.formula import formula_names
+from fedipw.tables.formula import OTHER, formula_clauses, formula_names
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
 from fedipw.tables.table import TableLike
@@ -39,6 +40,8 @@ class RunConfig:
     settings: Mapping[str, Any]  # those a resumed run must share
     register: Register  # everybody who was ever enrolled
     present: EnrollmentStage  # of the clients that are listed now, without those that left
+    declared: Mapping[str, Covariate] = field(default_factory=dict)  # what answers may be
+    coded: frozenset[str] = frozenset()  # asked, and categories even if they are numbers
 
     @classmethod
     def of(
@@ -48,7 +51,7 @@ class RunConfig:
         enrolled: TableLike | None,
         targets: TargetsLike | None,
         population_size: float | None,
-        covariates: Sequence[str] | None,
+        covariates: Sequence[str] | Mapping[str, Any] | None,
         settings: Settings,
         ledger: Path,
         augment: bool = True,
@@ -61,8 +64,12 @@ class RunConfig:
         column of numbers of samples where the target is the mean over samples.
         """
         who = _population(population, enrolled, targets, population_size, settings.enrollment)
-        columns = _asked(settings.participation, covariates, who.clients.schema.names())
-        plan = settings.plan(who, training=augment and examples is None)
+        names = who.clients.schema.names()
+        columns = _asked(settings.participation, covariates, names)
+        declared = declarations(covariates)
+        plan = _with_levels(
+            settings.plan(who, training=augment and examples is None), columns, declared
+        )
         if examples is not None:
             plan = _by_samples(plan, examples)
         register = Register.of(ledger, who.members)
@@ -82,9 +89,11 @@ class RunConfig:
         }  # fmt: skip
         if any(value is not None for value in fits.values()):
             shared |= fits
+        if declared:
+            shared["declared"] = {name: how.to_json() for name, how in sorted(declared.items())}
         evaluation = replace(plan, method=plan.method.unguarded())
         if settings.method is None and examples is None:
-            evaluation = settings.plan(who)
+            evaluation = _with_levels(settings.plan(who), columns, declared)
         if examples is not None:
             shared["examples"] = examples
         if settings.trim is not None and not plan.method.augmentation.weighs_replies:
@@ -94,6 +103,7 @@ class RunConfig:
         return cls(
             stage=stage, plan=plan, evaluation=evaluation, columns=columns, settings=shared,
             register=register, present=present,
+            declared=declared, coded=_coded(settings.participation, columns, names),
         )  # fmt: skip
 
     @property
@@ -104,7 +114,15 @@ class RunConfig:
     def asked(self, ledger: Ledger) -> dict[str, pl.DataType | None]:
         """Return the covariates clients are asked for, with types known from earlier rounds."""
         known = ledger.schema if ledger.rounds else {}
-        return {name: known.get(name) for name in self.columns}
+        made: dict[str, pl.DataType | None] = {name: known.get(name) for name in self.columns}
+        for name, how in self.declared.items():
+            if made[name] is not None and made[name] != how.type:
+                raise InputError(
+                    f"{name!r} is declared a {how.kind}, and the ledger {ledger.directory} holds "
+                    f"{made[name]}: declare it as it is, or begin with an empty ledger."
+                )
+            made[name] = how.type
+        return made
 
     def lines(self) -> list[str]:
         """Return the log's lines at the start."""
@@ -209,10 +227,32 @@ def _population(
     return Population.from_totals(enrolled, targets, size)
 
 
-def _asked(formula: str, covariates: Sequence[str] | None, table: Sequence[str]) -> tuple[str, ...]:
+def _with_levels(plan: Plan, columns: Sequence[str], declared: Mapping[str, Covariate]) -> Plan:
+    """Return a plan that knows the levels which answers may have before they occur."""
+    levels: dict[str, tuple[str, ...]] = dict.fromkeys(columns, (OTHER,))
+    levels |= {name: how.levels for name, how in declared.items() if how.levels is not None}
+    return replace(plan, formulas=replace(plan.formulas, levels=levels)) if levels else plan
+
+
+def _coded(formula: str, columns: Sequence[str], table: Sequence[str]) -> frozenset[str]:
+    """Return the columns asked for that a formula takes as categories, whatever they hold."""
+    past = (*COLUMNS, *AVAILABILITY_COLUMNS)
+    try:
+        clauses = formula_clauses(formula, (*columns, *table), more=past)
+    except InputError:
+        return frozenset()  # what is wrong with it is said where it is bound
+    parts = (part for clause in clauses for product in clause.products for part in product)
+    return frozenset(part.column for part in parts if part.category) & frozenset(columns)
+
+
+def _asked(
+    formula: str, covariates: Sequence[str] | Mapping[str, Any] | None, table: Sequence[str]
+) -> tuple[str, ...]:
     """Return the columns to ask clients for: those named that neither table nor history has."""
     known = {*table, *COLUMNS, *AVAILABILITY_COLUMNS}
     named = tuple(name for name in formula_names(formula) if name not in known)
+    if isinstance(covariates, Mapping):  # declares some of them, and may name more
+        covariates = (*named, *covariates)
     columns = tuple(dict.fromkeys(named if covariates is None else covariates))
     taken = [name for name in columns if name in {*known, ID, *OWN_COLUMNS}]
     if taken:

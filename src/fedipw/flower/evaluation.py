@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from fedipw.errors import InputError
 from fedipw.evaluation.logged import COUNT, VALUE
 from fedipw.flower.config import RunConfig
+from fedipw.flower.door import Door
 from fedipw.flower.intervals import TargetPlan, plain_mean, target_means
 from fedipw.flower.journal import EVALUATED, Journal
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
@@ -51,6 +52,8 @@ class Evaluator:
         For the metrics of each round.
     key
         Metric by which the wrapped strategy weights, and clients report their number of samples.
+    door
+        What of answers is used, as it was in training.
     subgroups
         Columns of the table of clients, for metrics of their levels.
     """
@@ -61,6 +64,8 @@ class Evaluator:
         directory: Path,
         journal: Journal,
         key: str,
+        *,
+        door: Door | None = None,
         subgroups: Sequence[str] = (),
     ) -> None:
         known = config.stage.members.covariates
@@ -71,7 +76,7 @@ class Evaluator:
                 f"{some(known)}."
             )
         self.config, self.directory, self.journal, self.key = config, directory, journal, key
-        self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation)
+        self.rounds = Rounds(config.stage, Ledger(directory), config.evaluation, door, learns=False)
         self.subgroups = tuple(subgroups)
         self._names: Names | None = None  # of metrics in earlier evaluations of this process
 

@@ -17,6 +17,7 @@ from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import visible
 from fedipw.selection.counts import member_counts
 from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.selection.participation import FAILURES
 from fedipw.tables.columns import ID, ROUND
 from fedipw.tables.ledger import Ledger
 from fedipw.weighting.methods import default_method, method_named
@@ -104,12 +105,12 @@ def target_means(
             for ids, names in groups.items()
         }
         learner = Replay(stage, ledger, plan, observers=list(collectors.values())).learn()
-    except FedIPWError as error:
+    except (FedIPWError, *FAILURES) as error:
         return dict.fromkeys(tables, TargetMeans(reason=str(error)))
     for names in groups.values():
         try:
             logged = collectors[names[0]].sample(plan.method, learner)
-        except FedIPWError as error:
+        except (FedIPWError, *FAILURES) as error:
             out.update(dict.fromkeys(names, TargetMeans(reason=str(error))))
             continue
         for name in names:
@@ -132,7 +133,7 @@ def _estimated(
             counts = member_counts(stage, how.plan.examples)[rows].astype(np.float64)
         mean = HajekMean(counts)
         found = population_means(logged.sample, values[rows], [mean], groups)
-    except FedIPWError as error:
+    except (FedIPWError, *FAILURES) as error:
         return TargetMeans(reason=str(error))
     return TargetMeans(estimates=found, reason=found[0].reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +15,8 @@ from flwr.app import Error, Message, MetricRecord
 
 from fedipw.errors import InputError
 from fedipw.flower.client import DECLINED_CODE
-from fedipw.flower.limits import CovariateLimits
+from fedipw.flower.covariates import first_line
+from fedipw.flower.door import Door
 from fedipw.flower.roster import Attendance
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import some
@@ -72,6 +74,7 @@ class RoundOutcomes:
     outcomes: dict[int, Outcome]
     replies: dict[int, Message] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)  # why a reply was refused
+    errors: dict[int, str] = field(default_factory=dict)  # what a client's code raised
     strays: int = 0  # messages that answer no invitation of the round, or answer it again
 
     @classmethod
@@ -93,6 +96,8 @@ class RoundOutcomes:
             answered.add(place)
             if message.has_error():
                 made.outcomes[place] = outcome_of(message.error)
+                if made.outcomes[place] is Outcome.RAISED and message.error.reason:
+                    made.errors[place] = first_line(message.error.reason)
             else:
                 made.outcomes[place] = Outcome.REPLIED
                 arrived[place] = message
@@ -109,7 +114,7 @@ class RoundOutcomes:
         """Return the ledger's column ``fate``, none for clients that were not invited."""
         out: list[str | None] = [None] * rows
         for place, outcome in self.outcomes.items():
-            reason = self.reasons.get(place)
+            reason = self.reasons.get(place) or self.errors.get(place)
             out[place] = outcome.value if reason is None else f"{outcome.value}: {reason}"
         return out
 
@@ -130,14 +135,15 @@ class Rounds:
         stage: EnrollmentStage,
         ledger: Ledger,
         plan: Plan,
-        limits: CovariateLimits | None = None,
+        door: Door | None = None,
+        *,
+        learns: bool = True,
     ) -> None:
-        self.live = Live(stage, ledger, plan)
+        self.live = Live(stage, ledger, plan, guarded=True)
         self.winsorised = 0  # answers of the open round that were moved
+        self.others = 0  # levels of the open round that are not admitted
         self._noted: set[str] = set()
-        self._limits = limits
-        if limits is not None and ledger.rounds:
-            limits.learn(ledger)
+        self._door, self._learns = door, learns
         self.available = 0  # clients of the open round
         self.invited: Mapping[int, Message] = {}  # by place in the round's table
         self._rows = np.empty(0, dtype=np.int64)  # of the members, by place
@@ -184,13 +190,10 @@ class Rounds:
         flags[list(self.invited)] = True
         prob = np.full(len(self._rows), np.nan)
         even = len(nodes) / max(self.available, 1)
-        prob[places[attendance.rows]] = even if invite_prob is None else invite_prob
-        table, self.winsorised = attendance.table(self.live.stage.members), 0
-        if self._limits is not None:
-            table, self.winsorised = self._limits.applied(table, self._rows)
-        if self.winsorised:
-            _LOG.warning("FedIPW: %d answers lie outside what other clients answered and are "
-                         "taken at its edge", self.winsorised)  # fmt: skip
+        # given available, and asked among them (P8)
+        given = even if invite_prob is None else invite_prob
+        prob[places[attendance.rows]] = attendance.ask_prob * given
+        table = self._admitted(attendance.table(self.live.stage.members))
         table = table.with_columns(
             pl.Series(INVITED, flags),
             pl.Series(INVITE_PROB, prob).fill_nan(None),
@@ -200,6 +203,29 @@ class Rounds:
         for note in sorted({*self.live.notes} - self._noted):
             _LOG.warning("FedIPW: %s", note)
             self._noted.add(note)
+
+    def _admitted(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Return the answers of a round as they are used."""
+        if self._door is None:
+            return table
+        closed = self.closed
+        if self._learns:
+            self._door.follow(self.live.ledger, closed)
+        table, self.winsorised, self.others = self._door.admitted(
+            table, self._rows, closed + 1, learn=self._learns
+        )
+        if self.winsorised:
+            text = "answers lie outside what other clients answered and are taken at its edge"
+            self._warn_once("winsorised", f"{self.winsorised} {text} (fedipw-winsorised)")
+        if self.others:
+            text = "answers have levels that are not admitted yet: texts are (other), numbers null"
+            self._warn_once("others", f"{self.others} {text} (fedipw-other-levels)")
+        return table
+
+    def _warn_once(self, kind: str, text: str) -> None:
+        if kind not in self._noted:
+            self._noted.add(kind)
+            _LOG.warning("FedIPW: %s; not logged again", text)
 
     def weights(
         self, outcomes: RoundOutcomes, reliance: float = 1.0
@@ -287,6 +313,11 @@ def log_round(
             + (f"; {found.note}" if found.note else "")
         )
     _LOG.info("FedIPW: %s%s", line, f"; {said}" if said else "")
+    if outcomes.errors:
+        kinds = Counter(outcomes.errors.values())
+        listed = "; ".join(f"{n} x {text}" for text, n in kinds.most_common(3))
+        more = f" and {len(kinds) - 3} more kinds" if len(kinds) > 3 else ""
+        _LOG.warning("FedIPW: %d clients raised an error: %s%s", len(outcomes.errors), listed, more)
     for place, reason in outcomes.reasons.items():
         _LOG.warning("FedIPW: the reply of %r is refused: %s", ids[place], reason)
     if found is None:

@@ -8,21 +8,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from logging import getLogger
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedipw.errors import InputError
+from fedipw.flower.asking import AskSample
 from fedipw.flower.client import ACTION, COLUMNS, RECORD, SERVER_ROUND
+from fedipw.flower.covariates import (
+    LONGEST,
+    Covariate,
+    Value,
+    brief,
+    first_line,
+    kind_of,
+    majority,
+    plain_value,
+    type_of,
+)
+from fedipw.flower.identity import Identities
+from fedipw.flower.preflight import Hearing, Patience, example
 from fedipw.numerics import BoolArray, IntArray
 from fedipw.numerics.checks import some
-from fedipw.tables.columns import ID
+from fedipw.tables.columns import ASKED, ID
 from fedipw.tables.population import Members
 
-_KINDS: Mapping[type, pl.DataType] = {bool: pl.Boolean(), str: pl.String(), float: pl.Float64()}
+LIFE: Final = 10.0  # a question lives this many times as long as answers are waited for
 _LOG = getLogger("flwr.fedipw")
 
 
@@ -35,12 +48,16 @@ class Attendance:
     rows: IntArray  # (k,) of the members that are available
     nodes: tuple[int, ...]  # (k,)
     answers: Mapping[str, pl.Series]  # (k,) each, the covariates asked for
+    asked: BoolArray | None = None  # (n,) who was drawn to be asked; everybody if none
+    ask_prob: float = 1.0  # of being drawn
 
     def table(self, members: Members) -> pl.DataFrame:
         """Return one row per enrolled client: ``available``, and the answers of those that are."""
         available = np.zeros(members.size, dtype=np.bool_)
         available[self.rows] = True
         frame = members.frame.select(ID).with_columns(pl.Series("available", available))
+        if self.asked is not None:
+            frame = frame.with_columns(pl.Series(ASKED, self.asked))
         if self.answers:
             answers = pl.DataFrame({"(row)": self.rows.astype(np.uint32), **self.answers})
             frame = frame.with_row_index("(row)").join(
@@ -49,151 +66,259 @@ class Attendance:
         return frame.drop("(row)", strict=False).filter(pl.Series(self.present))
 
 
+class _Question(NamedTuple):
+    """A question that was not answered in time."""
+
+    node: int
+    until: float  # when it is given up
+    whole: bool  # whether it asks for covariates, not for the identifier alone
+
+
 class Roster:
     """Nodes by client, from the clients' answers.
 
     A client is available in a round if its node is online and answers with all covariates asked
-    for. Without covariates to ask for, a node is asked once, for its identifier.
+    for. Without covariates to ask for, a node is asked once, for its identifier. A node is not
+    asked again while an earlier question is open: answers that come late are used in the round
+    they come in.
 
     Parameters
     ----------
     members
         The enrolled clients.
     asked
-        Covariates to ask for before every round, with their types where known.
+        Covariates to ask for before every round, with their types where known. Where not, the type
+        is that of most clients' answers in the first round.
     timeout
         Seconds to wait for answers.
+    declared
+        What answers may be, of some covariates.
+    identities
+        Who is believed to be which client.
+    patience
+        Seconds a round waits while nobody new can be used.
+    sample
+        Whose covariates are asked for in a round; everybody's if none.
     """
 
     def __init__(
-        self, members: Members, asked: Mapping[str, pl.DataType | None], timeout: float
+        self,
+        members: Members,
+        asked: Mapping[str, pl.DataType | None],
+        timeout: float,
+        *,
+        declared: Mapping[str, Covariate] | None = None,
+        identities: Identities | None = None,
+        patience: float | None = None,
+        sample: AskSample | None = None,
     ) -> None:
-        self.members, self.timeout = members, timeout
+        self.members, self.timeout, self.sample = members, timeout, sample
         self.kinds: dict[str, pl.DataType | None] = dict(asked)
         self.index = 0
-        self._rows = {str(unit): row for row, unit in enumerate(members.frame[ID].to_list())}
-        self._row_of: dict[int, int] = {}  # by node
-        self._node_of: dict[int, int] = {}  # by row
-        self._strangers: set[int] = set()
-        self._asked_at: dict[int, float] = {}
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._online: list[int] = []
+        ids = members.frame[ID].to_list()
+        self.identities = Identities(ids) if identities is None else identities
+        self.hearing, self._patience = Hearing(), Patience(patience)
+        self._known = example(ids[0]) if ids else "none"
+        self._declared = dict(declared or {})
+        self._rows = {str(unit): row for row, unit in enumerate(ids)}
+        self._open: dict[str, _Question] = {}  # by identifier of the message
+        self._asked_at: dict[tuple[int, bool], float] = {}  # by node and whether for covariates
+        self._answers: dict[int, dict[str, Value]] = {}  # of the round, by node
+        self._available: list[tuple[int, int]] = []  # rows and nodes
+        self._drawn: BoolArray | None = None
 
     def open(self, index: int, moment: datetime) -> None:
         """Begin the training or evaluation of a round; answers hold for the round."""
         if index != self.index:
-            self._asked_at, self._answers, self._online = {}, {}, []
+            self._asked_at, self._answers, self._available = {}, {}, []
+            self.hearing.open()
         self.index, self._opened_at = index, moment
         self._present = self.members.present(index, moment)
+        self._drawn = None if self.sample is None else self.sample.drawn(index, self._present)
+        self._patience.open()
 
     def available(self, grid: Grid) -> list[int]:
         """Return the nodes of available clients, in the order of the members.
 
         Nodes that came online since the last call are asked; those that did not answer are asked
-        again after the timeout.
+        again after the timeout, unless their question is still open.
         """
         online = sorted(grid.get_node_ids())
-        now = time.monotonic()
-        due = [
-            node
-            for node in online
-            if node not in self._strangers
-            and node not in self._answers
-            and (self.kinds or node not in self._row_of)
-            and now - self._asked_at.get(node, -math.inf) >= self.timeout
-        ]
-        if due:
-            self._ask(grid, due, now)
-        for node in set(self._row_of) - set(online):
-            del self._node_of[self._row_of.pop(node)]
-        known = [
-            (self._row_of[node], node)
-            for node in online
-            if node in self._row_of and (not self.kinds or node in self._answers)
-        ]
-        self._online = [node for row, node in sorted(known) if self._present[row]]
-        return list(self._online)
+        self.identities.online(online)
+        self._pull(grid, set(online))
+        if self._drawn is not None:  # who is whom comes first: a sample is one of clients
+            self._ask(grid, self._due(online, whole=False), whole=False)
+        whole = bool(self.kinds) or self._drawn is None
+        if whole:
+            self._ask(grid, self._due(online, whole=True), whole=True)
+        speakers = self.identities.speakers(self.index, grid, asked=bool(self.kinds))
+        self._available = self._usable(speakers)
+        for _, node in self._available:
+            self.hearing.cleared(node)
+        self.hearing.log()
+        self._patience.waited(len(self._available), len(online), self.hearing, self._known)
+        return [node for _, node in self._available]
 
     def attendance(self) -> Attendance:
         """Return the clients that were available at the last call of ``available``."""
+        for name, kind in self._decided(node for _, node in self._available).items():
+            if kind is None:
+                _LOG.warning("FedIPW: nobody answered %r in the first round: from now on it is a "
+                             "number; declare it in covariates= if it is not", name)  # fmt: skip
+            self.kinds[name] = pl.Float64() if kind is None else kind  # as the ledger has it now
         columns = {
-            name: pl.Series(name, [self._answers[node][name] for node in self._online],
-                            dtype=pl.Float64() if kind is None else kind)
+            name: pl.Series(
+                name, [self._answers[node][name] for _, node in self._available], dtype=kind
+            )
             for name, kind in self.kinds.items()
-        }  # fmt: skip
-        rows = np.array([self._row_of[node] for node in self._online], dtype=np.int64)
+        }
+        rows = np.array([row for row, _ in self._available], dtype=np.int64)
+        share = 1.0 if self.sample is None else self.sample.prob(self._present)
         return Attendance(
             present=self._present, opened_at=self._opened_at, rows=rows,
-            nodes=tuple(self._online), answers=columns,
+            nodes=tuple(node for _, node in self._available), answers=columns,
+            asked=self._drawn, ask_prob=share,
         )  # fmt: skip
 
-    def _ask(self, grid: Grid, nodes: Sequence[int], now: float) -> None:
-        config = ConfigRecord({SERVER_ROUND: self.index, COLUMNS: list(self.kinds)})
-        content, group = RecordDict({RECORD: config}), str(self.index)
+    def _due(self, online: Sequence[int], *, whole: bool) -> list[int]:
+        """Return the nodes to ask now, for covariates or for their identifier alone."""
+        now, waiting = time.monotonic(), {question.node for question in self._open.values()}
+        found = []
+        for node in online:
+            before = self._asked_at.get((node, whole), -math.inf)
+            if node in waiting or now - before < self.timeout:
+                continue
+            known = self.identities.knows(node)
+            if whole and self._drawn is not None:
+                due = known and self._drawn[self.identities.row_of(node)]
+                due = due and node not in self._answers
+            elif whole and self.kinds:
+                due = node not in self._answers
+            else:
+                due = not known
+            if due:
+                found.append(node)
+        return found
+
+    def _ask(self, grid: Grid, nodes: Sequence[int], *, whole: bool) -> None:
+        if not nodes:
+            return
+        columns = list(self.kinds) if whole else []
+        config = ConfigRecord({SERVER_ROUND: self.index, COLUMNS: columns})
+        content, group, now = RecordDict({RECORD: config}), str(self.index), time.monotonic()
+        life = LIFE * self.timeout
         sent = [
-            Message(content=content, dst_node_id=node, message_type=f"query.{ACTION}",
-                    ttl=self.timeout, group_id=group)
+            Message(content=content, dst_node_id=node, message_type=f"query.{ACTION}", ttl=life,
+                    group_id=group)
             for node in nodes
         ]  # fmt: skip
-        self._asked_at.update(dict.fromkeys(nodes, now))
+        self._asked_at.update(((node, whole), now) for node in nodes)
         replies = list(grid.send_and_receive(sent, timeout=self.timeout))
-        node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-        heard = {
-            node_of[reply.metadata.reply_to_message_id]: reply.content
-            for reply in replies
-            if reply.metadata.reply_to_message_id in node_of and not reply.has_error()
+        for message in sent:
+            question = _Question(message.metadata.dst_node_id, now + life, whole)
+            if message.metadata.message_id:
+                self._open[message.metadata.message_id] = question
+        self._take_all(replies, grid)
+        silent = set(nodes) & {question.node for question in self._open.values()}
+        for node in silent:
+            self.hearing.fault(node, f"no answer in {self.timeout:g} s")
+
+    def _pull(self, grid: Grid, online: set[int]) -> None:
+        """Take answers that came late, and give up questions that nobody will answer."""
+        now = time.monotonic()
+        self._open = {
+            key: question
+            for key, question in self._open.items()
+            if question.until > now and question.node in online
         }
-        if len(heard) < len(nodes):
-            _LOG.info("FedIPW: %d of %d nodes asked did not answer", len(nodes) - len(heard),
-                      len(nodes))  # fmt: skip
+        if self._open:
+            self._take_all(grid.pull_messages(list(self._open)), grid)
+
+    def _take_all(self, replies: Iterable[Message], grid: Grid) -> None:
+        """Take answers in the order of nodes."""
+        heard: dict[int, tuple[Message, bool]] = {}
+        for reply in replies:
+            question = self._open.pop(reply.metadata.reply_to_message_id, None)
+            if question is not None:
+                heard[question.node] = reply, question.whole
         for node in sorted(heard):
-            self._take(node, heard[node].config_records.get(RECORD, ConfigRecord()))
+            reply, whole = heard[node]
+            self.hearing.cleared(node)
+            if reply.has_error():
+                reason = first_line(reply.error.reason) or f"error {reply.error.code}"
+                self.hearing.fault(node, f"could not describe itself: {reason}")
+                continue
+            record = reply.content.config_records.get(RECORD, ConfigRecord())
+            row = self._row(node, record)
+            refused = None if row is None else self.identities.claim(node, row, self.index, grid)
+            if refused:
+                self.hearing.fault(node, refused, f"as {brief(record.get(ID))}")
+            elif row is not None and whole:
+                self._take(node, record)
+
+    def _row(self, node: int, answer: ConfigRecord) -> int | None:
+        """Return the client a node says it is, none if that is no enrolled client."""
+        unit = answer.get(ID)
+        if not isinstance(unit, int | str) or isinstance(unit, bool):
+            self.hearing.fault(node, f"answered without a {ID}")
+            return None
+        long = isinstance(unit, str) and len(unit) > LONGEST
+        row = None if long else self._rows.get(str(unit))
+        if row is None:
+            kind = f"answered as one who is not enrolled (the table has {ID} such as {self._known})"
+            self.hearing.fault(node, kind, example(unit))
+        return row
 
     def _take(self, node: int, answer: ConfigRecord) -> None:
-        """Take a node's answer: which client it is, and that client's covariates."""
-        unit = answer.get(ID)
-        named = isinstance(unit, int | str) and not isinstance(unit, bool)
-        row = self._rows.get(str(unit)) if named else None
-        if row is None:
-            said = f"as {unit!r}, who is not enrolled" if named else f"without a {ID}"
-            _LOG.warning("FedIPW: node %d answered %s: it is ignored", node, said)
-            self._strangers.add(node)
-            return
-        other = self._node_of.get(row, node)
-        if other != node and (not self.kinds or other in self._answers):
-            _LOG.warning("FedIPW: nodes %d and %d both say they are %r: %d is ignored", other, node,
-                         unit, node)  # fmt: skip
-            return
-        self._row_of.pop(other, None)  # the client may have come back as another node
-        self._row_of[node], self._node_of[row] = row, node
-        try:
-            self._answers[node] = self._values(answer)
-        except InputError as error:
-            _LOG.warning("FedIPW: client %r: %s It is not available in this round.", unit, error)
-
-    def _values(self, answer: ConfigRecord) -> dict[str, Any]:
-        """Return the values asked for; InputError for missing or bad ones."""
+        """Take the covariates of a node's client, if it can be used with them."""
         lacking = [name for name in self.kinds if name not in answer]
         if lacking:
-            raise InputError(f"its answer lacks {some(map(repr, lacking))}.")
-        values = {name: _plain(answer[name], name) for name in self.kinds}
-        for name, value in values.items():
-            kind = _KINDS[type(value)]
-            if self.kinds[name] is None:
-                self.kinds[name] = kind
-            elif self.kinds[name] != kind:
-                raise InputError(f"{name!r} is {kind}, others answered {self.kinds[name]}.")
-        return values
+            self.hearing.fault(node, f"its answer lacks {some(map(repr, lacking))}")
+            return
+        values: dict[str, Value] = {}
+        for name in self.kinds:
+            value, fault = plain_value(answer[name])
+            if value is not None and name in self._declared:
+                fault = self._declared[name].fault(value) or ""
+            if value is None or fault:
+                self.hearing.fault(node, f"{name!r} {fault}", brief(answer[name]))
+                return
+            values[name] = value
+        self._answers[node] = values
 
+    def _decided(self, nodes: Iterable[int]) -> dict[str, pl.DataType | None]:
+        """Return the types of the covariates: declared, of the ledger, or of most answers."""
+        answers, made = [self._answers[n] for n in nodes if n in self._answers], dict(self.kinds)
+        for name, kind in self.kinds.items():
+            if kind is None:
+                most = majority(answer[name] for answer in answers)
+                made[name] = None if most is None else type_of(most)
+        return made
 
-def _plain(value: object, name: str) -> float | bool | str:
-    if isinstance(value, bool | str):
-        return value
-    if not isinstance(value, int | float):
-        raise InputError(f"{name!r} must be a number, text or flag, not {type(value).__name__}.")
-    if not math.isfinite(value):
-        raise InputError(f"{name!r} is {value}.")
-    return float(value)
+    def _usable(self, speakers: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Return rows and nodes of the clients that are available, in the members' order."""
+        for node in set(self._answers) - set(speakers.values()):
+            if self.identities.knows(node):
+                self.hearing.fault(node, "another node speaks for the client it names")
+        chosen = [
+            (row, node)
+            for row, node in sorted(speakers.items())
+            if self._present[row] and (self._drawn is None or self._drawn[row])
+        ]
+        if not self.kinds:
+            return chosen
+        decided, found = self._decided(node for _, node in chosen), []
+        for row, node in chosen:
+            values = self._answers.get(node)
+            if values is None:
+                continue
+            wrong = [n for n, v in values.items() if type_of(kind_of(v)) != decided[n]]
+            for name in wrong[:1]:
+                kind = type_of(kind_of(values[name]))
+                self.hearing.fault(node, f"{name!r} is {kind}, others answered {decided[name]}")
+            if not wrong:
+                found.append((row, node))
+        return found
 
 
 def _passed_on(name: str) -> Any:
@@ -221,3 +346,8 @@ class VisibleGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes of available clients, in the order of the members."""
         return self._roster.available(self.grid)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return what Flower knows of the nodes of available clients."""
+        known = {info.node_id: info for info in self.grid.get_nodes()}
+        return [known[node] for node in self.get_node_ids() if node in known]

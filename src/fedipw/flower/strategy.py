@@ -21,14 +21,18 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedipw.combining.tail import TailAverage, tail_length
 from fedipw.errors import DivergedError, InputError
 from fedipw.flower.arrays import array_view, packed_record
+from fedipw.flower.asking import AskSample
 from fedipw.flower.augmentation import Augmenter
 from fedipw.flower.config import RunConfig
+from fedipw.flower.door import Door
 from fedipw.flower.evaluation import Evaluator
+from fedipw.flower.identity import FILE as IDENTITIES
+from fedipw.flower.identity import Identities
 from fedipw.flower.invitations import Inviter
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
-from fedipw.flower.limits import CovariateLimits
 from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
+from fedipw.flower.preflight import check_writable
 from fedipw.flower.privacy import GaussianNoise, NoisySums
 from fedipw.flower.probe import AVERAGING, check_follows_weights
 from fedipw.flower.progress import (
@@ -57,6 +61,7 @@ from fedipw.flower.weighted_sum import (
     weights_size,
 )
 from fedipw.numerics.checks import check_positive, some
+from fedipw.tables.columns import ID
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
@@ -97,7 +102,9 @@ class FedIPW(Strategy):
         Formulas of the stages, as of ``fedipw weights``. Covariates that ``participation`` names
         and the table does not have are asked of the clients before every round.
     covariates
-        The covariates to ask for, where the formula does not name them all.
+        The covariates to ask for, where the formula does not name them all: names, or a mapping
+        from names to what answers may be, ``(low, high)`` of numbers, a list of levels, or a
+        :class:`fedipw.flower.Covariate`. Other answers are not used.
     scheme
         The method; by default ``augmented`` for a population table, ``augmented-online`` for
         totals; with noise ``fedipw-hajek`` and ``calibrated-entropy-hajek``. ``efficient-hajek``,
@@ -123,6 +130,15 @@ class FedIPW(Strategy):
         separate those selected from the rest.
     ask_timeout
         Seconds to wait for clients' descriptions.
+    patience
+        Seconds that a round waits while no further client can be used, after which the run ends
+        with an error that says what was heard; none to wait for ever.
+    ask
+        Ask a sample of the enrolled clients before each round, a fraction or their number, instead
+        of all (P8).
+    authenticated
+        Whether Flower authenticates nodes: a client is then held by its node's public key, in
+        ``identities.json`` beside the ledger.
     winsorise
         Numbers that clients answer are taken inside this quantile of what the other clients
         answered; none to take them as they are.
@@ -187,7 +203,7 @@ class FedIPW(Strategy):
         participation: str = ".",
         availability: str = ".",
         history: bool = False,
-        covariates: Sequence[str] | None = None,
+        covariates: Sequence[str] | Mapping[str, Any] | None = None,
         scheme: str | None = None,
         trim: float | None = None,
         screen: Screen | None = None,
@@ -199,6 +215,9 @@ class FedIPW(Strategy):
         score_calibration: str | None = None,
         l2: float = 0.0,
         ask_timeout: float = 60.0,
+        patience: float | None = 3600.0,
+        ask: float | None = None,
+        authenticated: bool = False,
         winsorise: float | None = 0.99,
         average: float | None = 0.2,
         soft: bool = True,
@@ -235,6 +254,9 @@ class FedIPW(Strategy):
             shared["invitations"] = how_invited.to_json() | {"seed": seed}
         if self.buffers:
             shared["buffers"] = list(self.buffers)
+        sample = None if ask is None else AskSample(ask, seed)
+        if sample is not None:
+            shared["ask"] = [sample.size, sample.seed]
         self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
         self.journal.check(len(rounds.rounds))  # other settings are named before anything fails
         how = self.config.plan.method.augmentation.regression
@@ -246,16 +268,26 @@ class FedIPW(Strategy):
                 "fedipw-hajek."
             )
         self.memory = self._remembered(noise)
-        limits = CovariateLimits(members, self.config.columns, winsorise)
-        self.rounds = Rounds(self.config.stage, rounds, self.config.replies, limits)
+        wait = patience if patience is None else check_positive(patience, "patience")
+        asked = self.config.asked(rounds)
+        declared = self.config.declared
+        self.door = Door(members, self.config.columns, declared, self.config.coded, winsorise)
+        self.rounds = Rounds(self.config.stage, rounds, self.config.replies, self.door)
+        keys = self._directory / IDENTITIES if authenticated else None
         self.roster = Roster(
-            members, self.config.asked(rounds), check_positive(ask_timeout, "ask_timeout")
-        )
+            members, asked, check_positive(ask_timeout, "ask_timeout"), declared=declared,
+            identities=Identities(members.frame[ID].to_list(), keys), patience=wait, sample=sample,
+        )  # fmt: skip
         self.inviter = None
         if not how_invited.plain:
             self.inviter = Inviter(how_invited, self.rounds.live, seed)
         self.evaluator = Evaluator(
-            self.config, self._directory / "evaluation", self.journal, self.key, subgroups
+            self.config,
+            self._directory / "evaluation",
+            self.journal,
+            self.key,
+            door=self.door,
+            subgroups=subgroups,
         )
         self._inner, self._reporter = InnerState(strategy), Reporter(callbacks)
         self._average, self._tail, self._tail_from = average, TailAverage(), 1
@@ -348,6 +380,7 @@ class FedIPW(Strategy):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         with self.rounds.live.holding(), warnings_once():
+            check_writable(self.journal.directory)
             arrays, result = self._resumed(initial_arrays)
             self.config.register.save()
             _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
@@ -427,6 +460,7 @@ class FedIPW(Strategy):
         """Return the model after the last closed round, and all metrics so far."""
         result, done = Result(), self.rounds.closed
         if not done:
+            self.door.restore(None)
             self._begin_memory(initial, {})
             return initial, result
         arrays, state = self.journal.load_model(done)
@@ -443,6 +477,7 @@ class FedIPW(Strategy):
             arrays = packed_record(views, initial)
         self._inner.restore(state["inner"])
         self._names = None if state.get("names") is None else _tuples(json.loads(state["names"]))
+        self.door.restore(state.get("answers"))
         if (self.noise is None) != (state["noise"] is None):
             before = "without noise" if state["noise"] is None else "with noise"
             raise InputError(
@@ -561,7 +596,7 @@ class FedIPW(Strategy):
         private = self.noise is not None
         add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
         add_metrics(metrics, screening.metrics(found, private=private))
-        add_metrics(metrics, {"winsorised": self.rounds.winsorised})
+        add_metrics(metrics, {"winsorised": self.rounds.winsorised, **self._heard()})
         if self.noise is not None:
             add_metrics(metrics, {"epsilon": self.noise.epsilon})
         if self.memory is not None and found is not None:
@@ -582,6 +617,7 @@ class FedIPW(Strategy):
         state = {
             "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
             "names": None if self._names is None else json.dumps(self._names),
+            "answers": self.door.state(),
         }  # fmt: skip
         if self.memory is not None:
             state["memory"] = self.memory.state()
@@ -594,6 +630,15 @@ class FedIPW(Strategy):
             self.memory.close()
         self._sent = None
         return arrays, metrics
+
+    def _heard(self) -> dict[str, float | list[float]]:
+        """Return what of clients' answers could not be used in the round."""
+        found = self.roster.identities
+        return {
+            "other-levels": self.rounds.others, "unusable-nodes": self.roster.hearing.nodes,
+            "contested": found.contested, "stand-ins": found.stand_ins,
+            "fits-failed": self.rounds.live.failed,
+        }  # fmt: skip
 
     def _stepped(
         self,

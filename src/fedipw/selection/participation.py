@@ -29,7 +29,7 @@ from fedipw.selection.steps import (
     REPLY_COLUMNS,
     ReplyHistory,
 )
-from fedipw.tables.columns import AVAILABLE, INVITE_PROB, INVITED, REPLIED
+from fedipw.tables.columns import ASKED, AVAILABLE, INVITE_PROB, INVITED, REPLIED
 from fedipw.tables.design import Missing
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from fedipw.tables.design import Design
     from fedipw.tables.ledger import Round
     from fedipw.tables.population import Members
+
+
+# what values of clients can raise in coding and fitting; an error of this program is none of them
+FAILURES = (InputError, ArithmeticError, np.linalg.LinAlgError, ValueError)
 
 
 class Window(Enum):
@@ -59,6 +63,7 @@ class Source(Enum):
     PENALISED = "model with a penalty, without one it separates"
     SEPARATED_RATE = "reply rate, the model separates"
     UNCONVERGED_RATE = "reply rate, the model did not converge"
+    FAILED_RATE = "reply rate, the fit failed"
     GAPS = "mean gap between replies"
     KNOWN = "known"
     NONE = "not modelled"
@@ -160,6 +165,9 @@ class Participation:
         the same clients.
     scratch
         Directory for coded rounds beyond 256 MiB.
+    guarded
+        Whether a round whose values cannot be coded or fitted is left aside, in ``failures``, and
+        the former fit used instead of an error.
 
     Examples
     --------
@@ -192,6 +200,7 @@ class Participation:
         certain: Collection[str] = (),
         store: StoreMaker | None = None,
         scratch: Path | None = None,
+        guarded: bool = False,
     ) -> None:
         self.members, self.settings = members, settings or ParticipationSettings()
         self.models = dict(models or {})
@@ -217,6 +226,8 @@ class Participation:
         self._used: dict[str, tuple[Fit, Source]] = {}  # in the open round
         self._coded: dict[str, _Coded] = {}
         self.notes: Counter[str] = Counter()  # rounds in which a fit had to leave something aside
+        self._guarded = guarded
+        self.failures: Counter[str] = Counter()  # what was left aside instead of an error
 
     def open(self, round_: Round) -> None:
         """Take what is known of a round's clients, with availability and invitations."""
@@ -259,14 +270,27 @@ class Participation:
         check_rows(len(opened.rows), replied=replied)
         taken: tuple[BoolArray, ...] = ()
         if not self.models:
-            taken = tuple(
-                step.append(self._rows(step), self._passed(step, replied), opened.rows)
-                for step in self.steps
-            )
+            taken = tuple(self._append(step, replied, opened.rows) for step in self.steps)
         self._history.after(opened, replied)
         self.rounds += 1
         self._open, self._coded = None, {}
         return taken
+
+    def _append(self, learner: StepLearner, replied: BoolArray, rows: IntArray) -> BoolArray:
+        """Let a step take the open round; return which rows it is fitted on."""
+        try:
+            return learner.append(self._rows(learner), self._passed(learner, replied), rows)
+        except FAILURES as error:
+            self._fail(f"round {self.rounds + 1} is not fitted on", learner, error)
+            self._coded[learner.step.name] = nothing = learner.none(self._rows(learner).places)
+            return learner.append(nothing, self._passed(learner, replied), rows)
+
+    def _fail(self, what: str, learner: StepLearner, error: Exception) -> None:
+        """Record a failure, or raise it where nobody asked to go on."""
+        if not self._guarded:
+            raise error
+        reason = str(error).split("\n", maxsplit=1)[0][:160] or type(error).__name__
+        self.failures[f"{what} in the step {learner.step.name}: {reason}"] += 1
 
     def predicted(self, round_: Round) -> FloatArray:
         """Return (P5) of any clients under the fits of the open round, as if all were asked, (m,).
@@ -320,10 +344,14 @@ class Participation:
             table = self._table
             if len(places) < len(opened.rows):
                 table = table[places]
-            columns, kept = learner.coder.code(
-                table, opened.rows[places], f"round {self.rounds + 1}"
-            )
-            self._coded[name] = _Coded(places, columns, kept)
+            try:
+                columns, kept = learner.coder.code(
+                    table, opened.rows[places], f"round {self.rounds + 1}"
+                )
+                self._coded[name] = _Coded(places, columns, kept)
+            except FAILURES as error:
+                self._fail(f"round {self.rounds + 1} cannot be coded", learner, error)
+                self._coded[name] = learner.none(places)
         return self._coded[name]
 
     def _passed(self, learner: StepLearner, replied: BoolArray) -> BoolArray:
@@ -344,6 +372,8 @@ class Participation:
             if learner.has_levels:
                 found[self._unseen(fit, learner, columns, where)] = np.nan
             self._note_unvaried(fit, learner.step.design.names, columns)
+        if self._guarded:  # nobody is weighed by what is no probability
+            found = np.where((found >= SMALLEST) & (found <= 1.0), found, np.nan)
         prob = found
         if known is not None:
             prob = np.full(len(known), np.nan)
@@ -371,7 +401,13 @@ class Participation:
             return Rate(rate), Source.PAST_RATE
         if learner.fit is not None and not self.settings.due(last, learner.fitted_on):
             return learner.fit, Source.MODEL
-        return learner.refitted(first, last, rate)
+        before = learner.fit
+        try:
+            return learner.refitted(first, last, rate)
+        except FAILURES as error:
+            self._fail("a fit failed", learner, error)
+            learner.fit = before
+        return (Rate(rate), Source.FAILED_RATE) if before is None else (before, Source.MODEL)
 
     def _same_round(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
         coded = self._rows(learner)
@@ -615,19 +651,26 @@ class StepLearner:
         """
         known = coded.kept
         if known is not None:
-            self.left_out += int((~known).sum())
             passed = passed[known]
         labels = passed.astype(np.int8)
         (count, done), sums = self._totals[-1], self._sums[-1]
-        self._totals.append((count + len(labels), done + int(labels.sum())))
-        self._sums.append(sums + coded.columns.sum(axis=1))
+        sums = sums + coded.columns.sum(axis=1)
         places = coded.places if known is None else coded.places[known]
         taken = np.zeros(len(rows), dtype=np.bool_)
         taken[places] = True
         if self.store.frame is None:
             check_offsets(coded.columns, self.step.design.names, "rounds")
         self.store.append(coded.columns, labels, rows[places])
+        if known is not None:
+            self.left_out += int((~known).sum())
+        self._totals.append((count + len(labels), done + int(labels.sum())))
+        self._sums.append(sums)
         return taken
+
+    def none(self, places: IntArray) -> _Coded:
+        """Return rows that could pass, (m,), none of which can be coded."""
+        columns = np.empty((len(self.step.design.terms), 0))
+        return _Coded(places, columns, np.zeros(len(places), dtype=np.bool_))
 
     def totals(self, first: int, last: int) -> tuple[int, int, FloatArray]:
         """Return rows, passes and column sums of rounds first up to last."""
@@ -802,6 +845,8 @@ class _History:
         self._replies = self._replies.after(self._spread(round_, replied), present)
         if AVAILABLE in round_.table.columns:
             there = self._spread(round_, round_.table[AVAILABLE].to_numpy())
+            if ASKED in round_.table.columns:  # of the others it is not known
+                present = self._spread(round_, round_.table[ASKED].to_numpy())
             self._available = self._available.after(there, present)
 
     def _spread(self, round_: Round, flags: BoolArray) -> BoolArray:

@@ -11,7 +11,7 @@ and uses as it is), *replied*. Their product is the participation probability:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,17 @@ import polars as pl
 from fedipw.errors import InputError
 from fedipw.numerics.checks import check_rows, some
 from fedipw.selection.saved import AVAILABILITY, PARTICIPATION, REPLY
-from fedipw.tables.columns import AVAILABLE, ID, INVITE_PROB, INVITED, OWN_COLUMNS, REPLIED
+from fedipw.tables.columns import (
+    ASKED,
+    AVAILABLE,
+    ID,
+    INVITE_PROB,
+    INVITED,
+    OWN_COLUMNS,
+    REPLIED,
+)
 from fedipw.tables.design import Design, Missing, bound_design
-from fedipw.tables.ledger import Ledger, Round
+from fedipw.tables.ledger import Ledger, Round, quarantined
 from fedipw.tables.population import Members
 from fedipw.tables.table import reading
 
@@ -109,6 +117,7 @@ class Formulas:
     history: bool = False
     missing: Missing = Missing.ERROR
     lump_below: float | None = None
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may yet occur
 
 
 def participation_steps(
@@ -119,6 +128,7 @@ def participation_steps(
     *,
     in_one: bool = False,
     opening: pl.DataFrame | None = None,
+    quarantine: bool = False,
 ) -> tuple[Step, ...]:
     """Return the steps that the columns of rounds tell apart, with their designs.
 
@@ -137,8 +147,12 @@ def participation_steps(
         Make one step over everybody, whatever the columns.
     opening
         A round about to follow those of the ledger.
+    quarantine
+        Take values of the ledger that no server accepts as missing.
     """
-    found = _Binding.of(rounds, members, formulas, everyone=in_one, opening=opening)
+    found = _Binding.of(
+        rounds, members, formulas, everyone=in_one, opening=opening, quarantine=quarantine
+    )
     taken = {*found.columns, *OWN_COLUMNS}
     both = [n for n in members.covariates if n in taken]
     if both:
@@ -149,7 +163,8 @@ def participation_steps(
     steps = []
     if AVAILABLE in found.columns and not in_one:
         design = found.availability() if models is None else _saved(models, AVAILABILITY)
-        steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=None))
+        asked = ASKED if ASKED in found.columns else None  # of the others nothing is known (P8)
+        steps.append(Step(name=AVAILABILITY, design=design, label=AVAILABLE, among=asked))
     among: str | None = INVITED if INVITE_PROB in found.columns else AVAILABLE
     if in_one or among not in found.columns:
         among = None
@@ -163,7 +178,8 @@ def known_steps(columns: Collection[str], designs: Mapping[str, Design]) -> tupl
     among = AVAILABLE if AVAILABLE in columns else None
     among = INVITED if INVITE_PROB in columns else among
     last = PARTICIPATION if among is None else REPLY
-    kinds = {AVAILABILITY: (AVAILABLE, None), last: (REPLIED, among)}
+    asked = ASKED if ASKED in columns else None
+    kinds = {AVAILABILITY: (AVAILABLE, asked), last: (REPLIED, among)}
     wanted = ([AVAILABILITY] if AVAILABLE in columns else []) + [last]
     if set(wanted) != set(designs):
         raise ValueError(f"designs of {sorted(designs)}, not of {wanted}")
@@ -198,6 +214,7 @@ class _Binding:
         *,
         everyone: bool,
         opening: pl.DataFrame | None,
+        quarantine: bool = False,
     ) -> _Binding:
         known = members.frame.lazy().select(ID, *members.covariates)
         if isinstance(rounds, Round):
@@ -209,6 +226,8 @@ class _Binding:
             where, coming = rounds.directory, [] if opening is None else [opening.lazy()]
             # who replied is not known of the round about to follow
             closed = [rounds.scan().select(columns)] if rounds.rounds or not coming else []
+            if quarantine:
+                closed = [query.with_columns(*quarantined(rounds.schema)) for query in closed]
             # strangers are found later
             listed = pl.concat([*closed, *coming])
             listed = listed.with_columns(pl.col(ID).cast(members.frame.schema[ID], strict=False))
@@ -259,6 +278,7 @@ class _Binding:
                 more=past,
                 missing=self.formulas.missing,
                 lump_below=self.formulas.lump_below,
+                levels=self.formulas.levels,
                 where=str(self.where),
                 checked=False,
             )

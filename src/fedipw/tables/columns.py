@@ -12,6 +12,7 @@ YES, NO = ("true", "1", "yes"), ("false", "0", "no")  # how files write flags, i
 
 ROUND, INVITED, REPLIED = "round", "invited", "replied"
 AVAILABLE, INVITE_PROB, OPENED_AT = "available", "invite_prob", "opened_at"
+ASKED: Final = "asked"  # whether the server's sample of clients to ask has a client
 FATE = "fate"  # the outcome of an invitation
 AFTERWARDS: Final = (REPLIED, FATE)  # known when a round closes
-OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, INVITE_PROB, OPENED_AT, FATE)
+OWN_COLUMNS: Final = (ROUND, INVITED, REPLIED, AVAILABLE, ASKED, INVITE_PROB, OPENED_AT, FATE)

@@ -180,7 +180,7 @@ def _adapter() -> TypeAdapter[Design]:
     return TypeAdapter(Design)
 
 
-def bound_design(
+def bound_design(  # noqa: PLR0913
     formula: str,
     table: pl.LazyFrame,
     covariates: Sequence[str],
@@ -188,6 +188,7 @@ def bound_design(
     more: Sequence[str] = (),
     missing: Missing = Missing.ERROR,
     lump_below: float | None = None,
+    levels: Mapping[str, Sequence[str]] | None = None,
     where: str = "table",
     checked: bool = True,
 ) -> Design:
@@ -208,6 +209,8 @@ def bound_design(
     lump_below
         Levels with a smaller share of the rows that have one are merged into ``(other)``, which
         also takes levels unknown at binding.
+    levels
+        Levels of text columns that may occur later, beside those of the table.
     where
         The table's name in errors.
     checked
@@ -232,6 +235,7 @@ def bound_design(
     else:
         coded = [part for part in parts if _is_coded(part, schema[part.column])]
         facts = _table_facts(table, coded, where)
+    facts = _with_levels(facts, levels or {}, schema)
     known = {column: _known_levels(column, facts, missing, lump_below) for column in facts.levels}
     design = Design(
         formula=formula,
@@ -380,6 +384,18 @@ def _check_facts(facts: _Facts, missing: Missing) -> None:
             f"{where}: every row has a missing value: {facts.listed(lost)}. Leave a column out of "
             "the formula, or choose Missing.INDICATOR."
         )
+
+
+def _with_levels(facts: _Facts, more: Mapping[str, Sequence[str]], schema: pl.Schema) -> _Facts:
+    """Return facts with levels that may occur, of the text columns among them, in order."""
+    added = {c: v for c, v in more.items() if c in facts.levels and not schema[c].is_numeric()}
+    if not added:
+        return facts
+    whole = {
+        column: {level: counts.get(level, 0) for level in sorted({*counts, *added.get(column, ())})}
+        for column, counts in facts.levels.items()
+    }
+    return replace(facts, levels={**facts.levels, **{c: whole[c] for c in added}})
 
 
 def _known_levels(

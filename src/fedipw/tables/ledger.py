@@ -21,10 +21,11 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
-from fedipw.numerics.checks import SHOWN, SMALLEST, some
+from fedipw.numerics.checks import LARGEST, SHOWN, SMALLEST, some
 from fedipw.storage.atomic import remove_abandoned, write_text
 from fedipw.storage.lock import locked
 from fedipw.tables.columns import (
+    ASKED,
     AVAILABLE,
     ID,
     INVITE_PROB,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 _REQUIRED = (ROUND, ID, INVITED, REPLIED)
-_FLAGS = (AVAILABLE, INVITED, REPLIED)
+_FLAGS = (ASKED, AVAILABLE, INVITED, REPLIED)
 _FILE = re.compile(r"^round-([0-9]{6,18})\.parquet$")
 _VERSION_FILE = "ledger.json"
 
@@ -87,8 +88,9 @@ class Ledger:
     """Closed rounds on disk, one row per enrolled client and round.
 
     Columns are ``round``, ``unit_id``, ``invited`` and ``replied``, optionally ``available`` and
-    ``invite_prob`` (the server's own sampling probability given available), ``opened_at`` (one
-    date or time for the whole round), ``fate`` (what became of an invitation, for people to read:
+    ``invite_prob`` (the server's own sampling probability given available), ``asked`` (whether a
+    sample of clients that the server asked has the client), ``opened_at`` (one date or time for the
+    whole round), ``fate`` (what became of an invitation, for people to read:
     no formula may use it), and pre-round covariates, null where not observed. With ``since`` the
     rounds before that one are left alone.
 
@@ -303,6 +305,8 @@ def check_round(frame: pl.DataFrame, index: int, where: str) -> None:
     _check_order(frame, INVITED, REPLIED, where)
     if AVAILABLE in frame.columns:
         _check_order(frame, AVAILABLE, INVITED, where)
+        if ASKED in frame.columns:
+            _check_order(frame, ASKED, AVAILABLE, where)
     if INVITE_PROB in frame.columns:
         _check_invite_prob(frame, where)
     if OPENED_AT in frame.columns and frame.height:
@@ -334,3 +338,32 @@ def _check_invite_prob(frame: pl.DataFrame, where: str) -> None:
             "client could be invited; "
             f"{odd.height} row(s) do not ({ID} {some(odd[ID].to_list())})."
         )
+
+
+LONGEST_TEXT: Final = 200  # characters of a text that a live server accepts
+
+
+def quarantined(schema: pl.Schema) -> list[pl.Expr]:
+    """Return the covariates of a ledger with null for values that no live server accepts.
+
+    Those are infinite numbers, NaN, numbers beyond 1e100 or nearer to 0 than 1e-100, and texts of
+    more than 200 characters. An older server may have written them.
+
+    Examples
+    --------
+    >>> poisoned = pl.DataFrame({"battery": [0.5, 1e308], "network": ["wifi", "x" * 1000]})
+    >>> poisoned.with_columns(quarantined(poisoned.schema)).rows()
+    [(0.5, 'wifi'), (None, None)]
+    """
+    made = []
+    for name, kind in schema.items():
+        column = pl.col(name)
+        if name in {ID, *OWN_COLUMNS}:
+            continue
+        if kind.is_float():
+            size = column.abs()
+            usual = (size <= LARGEST) & ((size >= SMALLEST) | (size == 0.0))
+            made.append(pl.when(usual).then(column).alias(name))  # NaN is above all numbers
+        elif kind == pl.String:
+            made.append(pl.when(column.str.len_chars() <= LONGEST_TEXT).then(column).alias(name))
+    return made

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 import polars as pl
 
-from fedipw.errors import InputError
+from fedipw.errors import InfeasibleError, InputError, PositivityError, SeparationError
 from fedipw.numerics.checks import check_rows
-from fedipw.selection.participation import Participation, Window
+from fedipw.selection.participation import FAILURES, Participation, Window
 from fedipw.selection.steps import known_steps, participation_steps
 from fedipw.tables.columns import AFTERWARDS, FATE, REPLIED, ROUND
-from fedipw.tables.ledger import Ledger, LedgerWriter, check_round
+from fedipw.tables.formula import sorted_levels
+from fedipw.tables.ledger import Ledger, LedgerWriter, check_round, quarantined
 from fedipw.weighting.replay import Plan, Record, RoundRun, coming_round, ledger_rounds
 from fedipw.weighting.snapshot import EVERY, Snapshot, SnapshotUnusedError, can_be_saved
 from fedipw.weighting.weigher import StagedEnrollment, Weigher
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.steps import Step
+    from fedipw.tables.ledger import Round
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import RoundWeights
+
+
+_OF_THE_TABLE = (InfeasibleError, SeparationError, PositivityError)
 
 
 @final
@@ -45,6 +51,10 @@ class Live:
         Closed rounds, none to begin with.
     plan
         Method, formulas and how to fit; fits are on past rounds or on the same round.
+    guarded
+        Whether to go on where clients' values cannot be used, as a server does: values of the
+        ledger that no server accepts are taken as missing, a fit that fails is recorded and the
+        former one used, and a round that cannot be weighed is skipped.
 
     Examples
     --------
@@ -69,7 +79,9 @@ class Live:
     (3, True, True)
     """
 
-    def __init__(self, stage: EnrollmentStage, ledger: Ledger, plan: Plan) -> None:
+    def __init__(
+        self, stage: EnrollmentStage, ledger: Ledger, plan: Plan, *, guarded: bool = False
+    ) -> None:
         stage.require(plan.method.needs)
         if plan.collapsed:
             raise InputError(
@@ -81,7 +93,9 @@ class Live:
             )
         if plan.formulas.lump_below is not None:
             raise InputError("Rare levels are known at the end only: leave lump_below out.")
-        self.stage, self.ledger, self.plan = stage, ledger, plan
+        self.stage, self.ledger, self.plan, self._guarded = stage, ledger, plan, guarded
+        self.replayed = 0  # closed rounds that were read and weighed anew
+        self._failed_before = 0  # failures before the open round
         self._run: RoundRun | None = None
         self._learner: Participation | None = None
         self._open: pl.DataFrame | None = None
@@ -121,7 +135,16 @@ class Live:
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be done as asked so far, such as targets that were approached."""
-        return () if self._run is None else tuple(self._run.record.notes)
+        failures = () if self._learner is None else self._learner.failures
+        return () if self._run is None else (*self._run.record.notes, *failures)
+
+    @property
+    def failed(self) -> int:
+        """Number of fits and other steps that failed in the open round, or in the last one."""
+        return self._failures() - self._failed_before
+
+    def _failures(self) -> int:
+        return 0 if self._learner is None else self._learner.failures.total()
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -166,6 +189,7 @@ class Live:
         if self._behind() or self._strange(frame):
             self._bind(frame)
         assert self._run is not None
+        self._failed_before = self._failures()
         self._run.open(round_)
         self._open, self._found, self._times = frame, None, 0
 
@@ -177,9 +201,25 @@ class Live:
         """
         frame, run = self._opened()
         check_rows(frame.height, replied=replied)
-        self._found = run.weigh(replied, reliance)
+        self._found = self._weighed(run, replied, reliance)
         self._times += 1
         return self._found
+
+    def _weighed(
+        self, run: RoundRun, replied: BoolArray, reliance: float = 1.0
+    ) -> RoundWeights | None:
+        """Return the weights of a round, none if it is skipped."""
+        try:
+            return run.weigh(replied, reliance)
+        except FAILURES as error:
+            # targets and separation are of the table, not of what clients say
+            if not self._guarded or isinstance(error, _OF_THE_TABLE):
+                raise
+            assert self._learner is not None
+            reason = str(error).split("\n", maxsplit=1)[0][:160] or type(error).__name__
+            run.record.skipped[self._learner.rounds + 1] = reason
+            self._learner.failures[f"a round cannot be weighed and is skipped: {reason}"] += 1
+            return None
 
     def close(self, replied: BoolArray, outcomes: Sequence[str | None] | None = None) -> None:
         """Write the round to the ledger, then learn from it.
@@ -238,10 +278,9 @@ class Live:
             return False
         for learner in self._learner.steps:
             for column, levels in learner.step.design.levels.items():
-                if column in frame.columns:
-                    here = frame[column].drop_nulls().unique().cast(pl.String).to_list()
-                    if not set(here) <= set(levels):
-                        return True
+                here = sorted_levels(frame[column]) if column in frame.columns else ()
+                if not set(here) <= set(levels):
+                    return True
         return False
 
     def _bind(self, opening: pl.DataFrame | None) -> None:
@@ -249,8 +288,9 @@ class Live:
         if opening is None and self._restored():
             return
         steps = participation_steps(
-            self.ledger, self.stage.members, self.plan.formulas, self.plan.models, opening=opening
-        )
+            self.ledger, self.stage.members, self.plan.formulas, self.plan.models, opening=opening,
+            quarantine=self._guarded,
+        )  # fmt: skip
         self._begin(steps)
         self._replay(0)
         if self._unused and self._run is not None:
@@ -261,8 +301,9 @@ class Live:
         """Begin anew with these steps."""
         members, plan = self.stage.members, self.plan
         self._learner = Participation(
-            members, steps, plan.settings, models=plan.models, scratch=plan.scratch
-        )
+            members, steps, plan.settings, models=plan.models, scratch=plan.scratch,
+            guarded=self._guarded,
+        )  # fmt: skip
         weigher = Weigher(self._enrollment, self._learner, {plan.method.name: plan.method})
         self._run = RoundRun(weigher, plan.method.name, Record())
         fresh = Snapshot(self.ledger, self.stage, plan) if can_be_saved(steps) else None
@@ -271,13 +312,29 @@ class Live:
     def _replay(self, after: int) -> bool:
         """Replay the closed rounds after some; return whether no level was new to the designs."""
         assert self._run is not None
-        for round_, table in ledger_rounds(self.ledger, self.stage.members, after=after):
+        for found in ledger_rounds(self.ledger, self.stage.members, after=after):
+            round_, table = self._quarantined(*found) if self._guarded else found
             if after and self._strange(table):
                 return False
             replied = table[REPLIED].to_numpy()
             self._run.open(round_)
-            self._run.close(replied, self._run.weigh(replied))
+            self._run.close(replied, self._weighed(self._run, replied))
+            self.replayed += 1
         return True
+
+    def _quarantined(self, round_: Round, table: pl.DataFrame) -> tuple[Round, pl.DataFrame]:
+        """Return a round of the ledger with values that no server accepts taken as missing."""
+        clean = table.with_columns(quarantined(table.schema))
+        lost = int((clean.null_count() - table.null_count()).sum_horizontal().item())
+        if not lost:
+            return round_, table
+        assert self._run is not None
+        self._run.record.notes[
+            f"round {round_.index} of {self.ledger.directory}: {lost} value(s) that no server "
+            "accepts are taken as missing"
+        ] += 1
+        kept = clean.drop(AFTERWARDS, strict=False)
+        return replace(round_, table=kept), clean
 
     def _restored(self) -> bool:
         """Return whether a snapshot could be used, and the rounds after it were replayed.

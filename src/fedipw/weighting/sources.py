@@ -14,6 +14,7 @@ import polars as pl
 from fedipw.errors import InputError
 from fedipw.selection.participation import Participation, ReplyProb, Source, StepRows
 from fedipw.tables.columns import (
+    ASKED,
     AVAILABLE,
     ENROLLED,
     FROM,
@@ -30,7 +31,7 @@ from fedipw.tables.population import Members, Population
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray
 
-_NO_COVARIATES = {ID, ROUND, INVITED, AVAILABLE, INVITE_PROB, OPENED_AT}
+_NO_COVARIATES = {ID, ROUND, INVITED, AVAILABLE, ASKED, INVITE_PROB, OPENED_AT}
 
 
 class ParticipationSource(Protocol):
@@ -218,7 +219,7 @@ class CollapsedParticipation:
 
 def _fill(name: str, kind: pl.DataType) -> pl.Expr:
     column = pl.col(name)
-    if name in {INVITED, AVAILABLE}:
+    if name in {INVITED, AVAILABLE, ASKED}:
         return pl.lit(False).alias(name)
     if name == INVITE_PROB:
         return pl.lit(None, dtype=kind).alias(name)

@@ -387,12 +387,13 @@ class Weigher:
         if not known.all():
             self.left_out += int((~known).sum())
             prob, rows, invited = prob[known], rows[known], invited[known]
-        replies = self._replies = state.replies(opened.index, rows, prob, source, invited)
-        relied = reliance or {}
-        return {
+        replies, relied = state.replies(opened.index, rows, prob, source, invited), reliance or {}
+        found = {
             name: weighing.weighed(replies, relied.get(name, 1.0))
             for name, weighing in self.weighings.items()
         }
+        self._replies = replies  # a round that cannot be weighed teaches nothing
+        return found
 
     def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
         """Take the replies of the round, none included; return which rows are fitted on."""
