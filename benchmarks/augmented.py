@@ -54,15 +54,16 @@ class Size:
     rounds: int = 20
     enrolled: int = 400
     population: int = 1_000
+    covariates: int = COVARIATES
 
     def people(self) -> pl.DataFrame:
         """Return the population table."""
         rng = np.random.default_rng(0)
-        Z = rng.integers(0, 2, (self.population, COVARIATES)).astype(np.float64)
-        score = Z @ np.full(COVARIATES, 0.3) + rng.logistic(size=self.population)
+        Z = rng.integers(0, 2, (self.population, self.covariates)).astype(np.float64)
+        score = Z @ np.full(self.covariates, 0.3) + rng.logistic(size=self.population)
         enrolled = np.zeros(self.population, dtype=np.bool_)
         enrolled[np.argsort(-score)[: self.enrolled]] = True
-        columns = {f"z{j + 1}": Z[:, j] for j in range(COVARIATES)}
+        columns = {f"z{j + 1}": Z[:, j] for j in range(self.covariates)}
         return pl.DataFrame({"unit_id": np.arange(self.population), **columns,
                              "enrolled": enrolled})  # fmt: skip
 

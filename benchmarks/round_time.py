@@ -1,6 +1,6 @@
 """``python -m benchmarks.round_time``: a whole round on a server of 5,000 enrolled clients.
 
-500 replies of a model with a million float32 parameters, ten balance columns and one covariate that
+500 replies of a model with a million float32 parameters, two covariates in the table and one that
 all clients are asked for: FedAvg alone and FedIPW with its default method around FedAvg configure
 and aggregate the same round, in one process, in turns. FedIPW's time is whole: questions and their
 answers, screening, weights, ledger, checkpoint and closing of the round; what clients do meanwhile
@@ -30,7 +30,7 @@ from fedipw.numerics.threads import thread_count
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "round_time.json"
-LARGE = Size(replies=500, enrolled=5_000, population=12_500, rounds=12)
+LARGE = Size(replies=500, enrolled=5_000, population=12_500, rounds=12, covariates=2)
 WARM, WANTED = 2, 1.25
 PARTS = {
     "questions": ("roster", "available"),
@@ -73,7 +73,7 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
         "fraction_train": size.replies / size.enrolled,
         "fraction_evaluate": 0.0,
     }
-    clock, rows, loads = Clock(frozenset()), [], []
+    clock, rows, loads, processor = Clock(frozenset()), [], [], []
     with tempfile.TemporaryDirectory() as where:
         plain, ours = FedAvg(**how), FedIPW(
             FedAvg(**how), population=people, participation="battery", ledger=where, scheme=scheme
@@ -87,6 +87,7 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
             clock.index, grid.spent = index, 0.0
             loads.append(os.getloadavg()[0])
             start = time.perf_counter()
+            cpu = {"plain": 0.0, "fedipw": 0.0}
             sent = list(ours.configure_train(index, arrays, ConfigRecord(), grid))
             configured = time.perf_counter() - start - grid.spent
             asked = grid.spent
@@ -96,13 +97,15 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
             alone, spent, mine = time.perf_counter() - start, {}, copies(replies)
             made = None
             for name in ("plain", "fedipw") if index % 2 else ("fedipw", "plain"):
-                start = time.perf_counter()
+                start, before = time.perf_counter(), time.process_time()
                 if name == "plain":
                     plain.aggregate_train(index, mine)
                 else:
                     made, _ = ours.aggregate_train(index, replies)
                 spent[name] = time.perf_counter() - start
+                cpu[name] = time.process_time() - before
             rows.append((alone + spent["plain"], configured, spent["fedipw"], asked))
+            processor.append(cpu["fedipw"] / cpu["plain"])
             assert made is not None
             arrays = made
     plainly, configured_, aggregated, _ = np.array(rows[WARM:]).T
@@ -129,6 +132,7 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
         ),
         "ratio": float(np.median(ratio)),
         "ratio_quartiles": np.quantile(ratio, [0.25, 0.75]).tolist(),
+        "processor_ratio_of_aggregation": float(np.median(processor[WARM:])),
         "wanted": WANTED,
     }
 
@@ -140,12 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--replies", type=int, default=LARGE.replies)
     parser.add_argument("--enrolled", type=int, default=LARGE.enrolled)
     parser.add_argument("--parameters", type=int, default=LARGE.parameters)
+    parser.add_argument("--covariates", type=int, default=LARGE.covariates)
     parser.add_argument("--scheme", default=None)
     parser.add_argument("--out", type=Path, default=RESULT)
     chosen = parser.parse_args(arguments)
     size = Size(
         rounds=chosen.rounds, replies=chosen.replies, enrolled=chosen.enrolled,
         parameters=chosen.parameters, population=5 * chosen.enrolled // 2,
+        covariates=chosen.covariates,
     )  # fmt: skip
     found = measured(size, chosen.scheme)
     print(json.dumps(found, indent=1))

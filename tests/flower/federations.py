@@ -207,8 +207,12 @@ class Small:
 
     def strategy(self, inner: Strategy | None = None, **settings: Any) -> FedIPW:
         plain = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-        given = {"participation": "battery", "population": self.where / "people.parquet"}
-        return FedIPW(inner or plain, ledger=self.where / "ledger", **{**given, **settings})
+        given: dict[str, Any] = {
+            "participation": "battery",
+            "population": self.where / "people.parquet",
+            "ledger": self.where / "ledger",
+        }
+        return FedIPW(inner or plain, **{**given, **settings})
 
     def trained(self, rounds: int = 1, inner: Strategy | None = None, **settings: Any) -> Any:
         return self.strategy(inner, **settings).start(self.grid, self.start, num_rounds=rounds)

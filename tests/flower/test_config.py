@@ -100,10 +100,11 @@ def test_totals_alone_are_enough(tmp_path: Path, caplog: pytest.LogCaptureFixtur
                for r in caplog.records)  # fmt: skip
     with pytest.raises(InputError, match="enrollment= goes with population="):
         small.strategy(**known, enrollment="age")
+    fresh = tmp_path / "fresh"
     with pytest.raises(InputError, match="needs a table of the whole population"):
-        small.strategy(**known, scheme="fedipw")
+        small.strategy(**known, scheme="fedipw", ledger=fresh)
     with pytest.raises(InputError, match="needs the population size"):
-        small.strategy(**known, scheme="efficient")
+        small.strategy(**known, scheme="efficient", ledger=fresh)
 
 
 def test_totals_nobody_can_meet_stop_the_run_at_its_first_round(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import memory_store
+from benchmarks import memory_store, round_time
 from benchmarks.augmented import Size, measured
 from benchmarks.network import METHODS, World, run, summary
 
@@ -31,6 +31,15 @@ def test_time_and_memory_of_a_regression() -> None:
     assert found["moments"] == 10
     assert found["ratio"] > found["ratio_without_checkpoint"] > 0.0
     assert found["seconds"]["fedipw"] > found["seconds"]["regression"] > 0.0
+
+
+def test_time_of_a_whole_round() -> None:
+    size = Size(parameters=2_000, replies=10, rounds=5, enrolled=60, population=150, covariates=2)
+    found = round_time.measured(size)
+    assert (found["method"], found["rounds"]) == ("augmented", 3)
+    seconds = found["seconds"]
+    assert seconds["fedipw"] > seconds["regression"] > 0.0
+    assert found["ratio"] > 0.0
 
 
 def test_time_memory_and_disk_of_a_memory_of_clients() -> None:

@@ -48,6 +48,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     handler.emit = lines.append  # type: ignore[assignment, method-assign]
     logger = logging.getLogger("flwr.fedipw")
     logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     try:
         strategy = FedIPW(
             inner(), population=path, ledger=where / "ledger", covariates=world.columns,
@@ -57,6 +59,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         result = strategy.start(world.grid(), world.start, num_rounds=ROUNDS)
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
     return {"where": where, "world": world, "result": result, "reports": reports, "lines": lines}
 
 

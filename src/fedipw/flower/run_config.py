@@ -11,7 +11,7 @@ from fedipw.numerics.checks import some
 
 PREFIX: Final = "fedipw-"
 NONE: Final = "none"
-_NULLABLE: Final = frozenset({"winsorise", "average"})  # whose default is not none
+_NULLABLE: Final = frozenset({"winsorise", "average", "patience"})  # whose default is not none
 
 
 def _text(value: object) -> str:
@@ -38,6 +38,11 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _count(value: object) -> float:
+    """Return a share as a float and a number of clients as an int."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else _number(value)
+
+
 def _names(value: object) -> tuple[str, ...]:
     return tuple(name.strip() for name in _text(value).split(",") if name.strip())
 
@@ -61,10 +66,14 @@ KINDS: Final[Mapping[str, Callable[[object], Any]]] = {
     "folds": _whole,
     "score_calibration": _text,
     "l2": _number,
+    "ask": _count,
     "ask_timeout": _number,
+    "patience": _number,
+    "authenticated": _flag,
     "winsorise": _number,
     "average": _number,
     "soft": _flag,
+    "buffers": _names,
     "examples": _text,
     "subgroups": _names,
     "invitations": _text,
@@ -77,7 +86,8 @@ def run_settings(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
     Keys are the names of arguments after ``fedipw-``, with dashes: ``fedipw-refit-every``. Empty
     text leaves a setting as it is by default, so that ``flwr run -c`` can set it; ``none`` turns
-    ``winsorise`` and ``average`` off. Lists are names with commas. Other keys are the app's own.
+    ``winsorise``, ``average`` and ``patience`` off. Lists are names with commas. Other keys are the
+    app's own.
 
     >>> run_settings({"fedipw-enrollment": "age + os", "fedipw-subgroups": "os, region",
     ...               "fedipw-scheme": "", "fedipw-average": "none", "num-server-rounds": 3})

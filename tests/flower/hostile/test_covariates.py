@@ -82,6 +82,8 @@ def test_what_answers_may_be_can_be_declared(tmp_path: Path) -> None:
     assert small.round()["u5"]["wifi"] is False
     with pytest.raises(InputError, match="under other settings"):
         small.trained(3, participation="battery + net", covariates={**declared, "battery": (0, 2)})
+    for path in (tmp_path / "ledger" / "checkpoint").glob("round-*.npz"):
+        path.unlink()
     with pytest.raises(InputError, match="'battery' is declared a flag, and the ledger"):
         small.strategy(participation="battery + net", covariates={**declared, "battery": "flag"})
 
