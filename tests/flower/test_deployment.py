@@ -1,6 +1,10 @@
-"""Processes on loopback: clients fail, a node and the server are killed, and training goes on."""
+"""Processes on loopback: clients fail, a node and the server are killed, and training goes on.
+
+Then enrollment grows; one client is silent until the timeout, one lies, one takes another's name.
+"""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from loopback import Deployment, Process, end, owned, until
 from cli.command import fedipw
 from fedipw.tables.ledger import Ledger
 
-from .deployment_app.faulty.client_app import HANGS_IN, HELD, HELD_IN
+from .deployment_app.faulty.client_app import HANGS_IN, HELD, HELD_IN, LAST
 from .deployment_app.faulty.client_app import app as client_app
 from .deployment_app.faulty.server_app import ENROLLMENT, PARTICIPATION, trained
 
@@ -23,7 +27,9 @@ APP = Path(__file__).parent / "deployment_app"
 BEHAVIOURS = ("ordinary", "odd", "raises", "declines", "nan", "hangs")
 LOST = BEHAVIOURS.index("hangs")  # the node that is killed
 ROUNDS, SIZE, ENROLLED = 3, 40, 20
-PATIENCE = 300.0
+JOINED = ("silent", "lies")  # behaviours of the clients that join after these rounds
+CHANGES = BEHAVIOURS.index("declines")  # the node that takes the name of node 0's client
+PATIENCE, TIMEOUT = 300.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,9 @@ class Finished:
     ledger: Path
     marks: Path
     log: str  # of the second start
+    joined: list[int]  # clients of the third start, by their nodes
+    grown: Path  # the ledger after the third start
+    grown_log: str
     left: list[Process]  # after the deployment was stopped
 
     @property
@@ -48,6 +57,10 @@ class Finished:
         here = self.rounds.filter(pl.col("round") == index)
         told = dict(zip(here["unit_id"], here["fate"], strict=True))
         return [told[unit] for unit in self.units]
+
+    def later(self, index: int) -> dict[int, dict[str, Any]]:
+        """Return the rows of a round of the third start, by client."""
+        return {row["unit_id"]: row for row in Ledger(self.grown).read(index).to_dicts()}
 
     def times_trained(self, index: int, node: int) -> int:
         """Return how often a node was asked to train in a round."""
@@ -65,15 +78,29 @@ def written_people(path: Path) -> list[int]:
     return frame.filter("enrolled")["unit_id"].sample(len(BEHAVIOURS), seed=0).to_list()
 
 
-def node_config(node: int, unit: int, marks: Path) -> dict[str, Any]:
-    return {"node": node, "unit": unit, "behaviour": BEHAVIOURS[node], "marks": str(marks)}
+def written_more(path: Path, people: Path) -> list[int]:
+    """Write the population with two more enrolled clients, and return those."""
+    frame = pl.read_parquet(people)
+    more = frame.filter(~pl.col("enrolled"))["unit_id"][: len(JOINED)]
+    grown = pl.col("enrolled") | pl.col("unit_id").is_in(more.implode())
+    frame.with_columns(grown.alias("enrolled")).write_parquet(path)
+    return more.to_list()
+
+
+def node_config(node: int, units: list[int], marks: Path) -> dict[str, Any]:
+    behaviour = (*BEHAVIOURS, *JOINED)[node]
+    return {
+        "node": node, "unit": units[node], "behaviour": behaviour, "marks": str(marks),
+        "other": units[HELD],
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Kill a node in round 2 and the server in round 3, and start the server again.
+    """Kill a node in round 2 and the server in round 3, start it again, and with more clients.
 
-    Most of the time goes into waiting for the SuperLink to notice that a node is gone, some 46 s.
+    Most of the time goes into waiting for the SuperLink to notice that a node is gone, some 46 s,
+    and for a client that is silent.
     """
     where = tmp_path_factory.mktemp("deployment")
     marks, ledger, people = where / "marks", where / "ledger", where / "people.parquet"
@@ -82,8 +109,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     units = written_people(people)
     config = f'people="{people}" ledger="{ledger}" rounds={ROUNDS}'
     with Deployment(where / "flower") as deployment:
-        for node, unit in enumerate(units):
-            deployment.add_node(node_config(node, unit, marks))
+        for node in range(len(units)):
+            deployment.add_node(node_config(node, units, marks))
         first = deployment.submitted(APP, config)
         _wait(marks, HANGS_IN, LOST)
         end([deployment.nodes[LOST]], at_once=True)
@@ -93,9 +120,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         (marks / "hold").unlink()
         second = deployment.submitted(APP, f"{config} nodes={len(units) - 1}")
         log = deployment.finished(second, PATIENCE)
+        closed, more = where / "closed", where / "more.parquet"
+        shutil.copytree(ledger, closed)
+        joined = written_more(more, people)
+        everybody = [*units, *joined]
+        for node in range(len(units), len(everybody)):
+            deployment.add_node(node_config(node, everybody, marks))
+        third = deployment.submitted(
+            APP,
+            f'people="{more}" ledger="{ledger}" rounds={LAST} nodes={len(everybody) - 1} '
+            f"timeout={TIMEOUT}",
+        )
+        grown_log = deployment.finished(third, PATIENCE)
     return Finished(
-        people=people, units=units, ledger=ledger, marks=marks, log=log,
-        left=owned(deployment.started),
+        people=people, units=units, ledger=closed, marks=marks, log=log, joined=joined,
+        grown=ledger, grown_log=grown_log, left=owned(deployment.started),
     )  # fmt: skip
 
 
@@ -118,8 +157,8 @@ def uninterrupted(finished: Finished, tmp_path_factory: pytest.TempPathFactory) 
         return gone
 
     nodes = {
-        node + 1: node_config(node, unit, where / "marks")
-        for node, unit in enumerate(finished.units)
+        node + 1: node_config(node, finished.units, where / "marks")
+        for node in range(len(finished.units))
     }
     grid = InProcessGrid(client_app, nodes, loses)
     trained(grid, finished.people, where / "ledger", ROUNDS)
@@ -191,6 +230,45 @@ def test_the_model_is_that_of_an_uninterrupted_run(finished: Finished, uninterru
         Ledger(ledger).scan().collect().drop(drop) for ledger in (finished.ledger, uninterrupted)
     )
     assert ours.equals(theirs)
+
+
+def test_enrollment_that_grew_is_noticed_and_joins_the_rounds(finished: Finished) -> None:
+    assert f"{len(JOINED)} clients joined" in finished.grown_log
+    assert Ledger(finished.grown).rounds == tuple(range(1, LAST + 1))
+    for index in range(1, LAST + 1):
+        there = set(finished.later(index))
+        assert len(there) == ENROLLED + len(JOINED) * (index > ROUNDS)
+        assert (set(finished.joined) <= there) == (index > ROUNDS)
+    for index in range(1, ROUNDS + 1):
+        name = f"round-{index:06d}.parquet"
+        assert (finished.grown / name).read_bytes() == (finished.ledger / name).read_bytes()
+
+
+def test_a_silent_client_costs_its_round_the_timeout_and_no_more(finished: Finished) -> None:
+    silent = finished.joined[JOINED.index("silent")]
+    assert finished.later(LAST - 1)[silent]["fate"] == "replied"
+    assert finished.later(LAST)[silent]["fate"] in {"silent", "expired"}
+    assert finished.later(LAST)[finished.units[HELD]]["fate"] == "replied"
+
+
+def test_a_liar_is_taken_near_the_others(finished: Finished) -> None:
+    """Batteries lie between 0 and 1, so quartiles are at most 1 apart."""
+    liar = finished.joined[JOINED.index("lies")]
+    for index in range(ROUNDS + 1, LAST + 1):
+        assert finished.later(index)[liar]["fate"] == "replied"
+        assert -3.0 <= finished.later(index)[liar]["battery"] <= 1.0
+        metrics = _metrics(finished.grown, index)
+        assert metrics["fedipw-winsorised"] >= 1
+        assert max(metrics["fedipw-weights"]) <= 5.0 / len(metrics["fedipw-weights"]) + 1e-12
+
+
+def test_a_client_that_takes_anothers_name_is_neither(finished: Finished) -> None:
+    rows = finished.later(LAST)
+    assert finished.later(LAST - 1)[finished.units[CHANGES]]["fate"] == "declined"
+    assert not rows[finished.units[CHANGES]]["available"]
+    assert rows[finished.units[HELD]]["available"]
+    assert _metrics(finished.grown, LAST)["fedipw-unusable-nodes"] >= 1
+    assert "has named several clients" in finished.grown_log
 
 
 def test_no_process_is_left(finished: Finished) -> None:

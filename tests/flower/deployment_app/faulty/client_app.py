@@ -22,6 +22,7 @@ from flwr.clientapp import ClientApp
 
 BUSY = 1000
 HANGS_IN, HELD_IN = 2, 3  # rounds
+LAST = 5  # the round in which some are silent or somebody else
 HELD = 0  # the node that waits while there is a file `hold`
 
 app = ClientApp()
@@ -30,8 +31,11 @@ app = ClientApp()
 @app.query("fedipw")
 def answer(message: Message, context: Context) -> Message:
     index = int(message.content.config_records["fedipw"]["server-round"])  # type: ignore[arg-type]
-    unit = int(context.node_config["unit"])
-    told = ConfigRecord({"unit_id": unit, "battery": battery(unit, index)})
+    unit, behaviour = int(context.node_config["unit"]), str(context.node_config["behaviour"])
+    charge = -40.0 if behaviour == "lies" else battery(unit, index)
+    if behaviour == "declines" and index == LAST:
+        unit = int(context.node_config["other"])
+    told = ConfigRecord({"unit_id": unit, "battery": charge})
     return Message(RecordDict({"fedipw": told}), reply_to=message)
 
 
@@ -47,7 +51,7 @@ def train(message: Message, context: Context) -> Message:
         raise RuntimeError("out of memory")
     if behaviour == "declines" or (behaviour == "odd" and index % 2 == 0):
         return Message(Error(BUSY, "busy"), reply_to=message)
-    if behaviour == "hangs" and index == HANGS_IN:
+    if (behaviour == "hangs" and index == HANGS_IN) or (behaviour == "silent" and index == LAST):
         time.sleep(3600.0)
     theta = message.content.array_records["arrays"]["theta"].numpy()
     made = theta + update(int(context.node_config["unit"]), index)

@@ -20,10 +20,11 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     while len(list(grid.get_node_ids())) < int(config["nodes"]):
         time.sleep(0.5)
-    trained(grid, Path(str(config["people"])), Path(str(config["ledger"])), int(config["rounds"]))
+    people, ledger = Path(str(config["people"])), Path(str(config["ledger"]))
+    trained(grid, people, ledger, int(config["rounds"]), float(config["timeout"]))
 
 
-def trained(grid: Grid, people: Path, ledger: Path, rounds: int) -> Result:
+def trained(grid: Grid, people: Path, ledger: Path, rounds: int, timeout: float = 300.0) -> Result:
     """Train until some rounds are done."""
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     strategy = FedIPW(
@@ -31,4 +32,4 @@ def trained(grid: Grid, people: Path, ledger: Path, rounds: int) -> Result:
         ask_timeout=300.0,
     )  # fmt: skip
     start = ArrayRecord({"theta": Array(np.zeros(3))})
-    return strategy.start(grid, start, num_rounds=rounds, timeout=300.0)
+    return strategy.start(grid, start, num_rounds=rounds, timeout=timeout)
