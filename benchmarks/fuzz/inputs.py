@@ -177,8 +177,9 @@ def changed_frame(frame: pl.DataFrame, rng: Rng) -> tuple[pl.DataFrame, str]:
         floats = [c for c, t in frame.schema.items() if t.is_numeric() and c != "unit_id"]
         if len(floats) < 2 or "enrolled" not in frame.columns:
             return frame.with_columns(pl.lit(1.0).alias("flat")), "a constant column"
-        flag = (pl.col("enrolled") == frame["enrolled"][0]).cast(pl.Float64)
-        apart = flag + 1e-9 * pl.col(floats[0]).cast(pl.Float64)
+        told = frame["enrolled"].to_list()  # of any type: it may have been changed before
+        flags = pl.Series([float(value == told[0]) for value in told], dtype=pl.Float64)
+        apart = flags + 1e-9 * frame[floats[0]].cast(pl.Float64)
         return frame.with_columns(apart.alias("apart")), "a column that separates"
     if kind == 16:
         levels = pl.Series("many", [f"{k % max(1, n // 2)}" for k in range(n)])

@@ -81,13 +81,16 @@ KINDS: Final[Mapping[str, Callable[[object], Any]]] = {
 }
 
 
-def run_settings(run_config: Mapping[str, Any]) -> dict[str, Any]:
+def run_settings(
+    run_config: Mapping[str, Any], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the arguments of :class:`~fedipw.flower.FedIPW` that a run's configuration sets.
 
     Keys are the names of arguments after ``fedipw-``, with dashes: ``fedipw-refit-every``. Empty
     text leaves a setting as it is by default, so that ``flwr run -c`` can set it; ``none`` turns
     ``winsorise``, ``average`` and ``patience`` off. Lists are names with commas. Other keys are the
-    app's own.
+    app's own. ``given`` are arguments that stand in the server's code: one in both places is an
+    error, and one of them must name the ledger.
 
     >>> run_settings({"fedipw-enrollment": "age + os", "fedipw-subgroups": "os, region",
     ...               "fedipw-scheme": "", "fedipw-average": "none", "num-server-rounds": 3})
@@ -121,4 +124,13 @@ def run_settings(run_config: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"{key} in the run's configuration must be {error}, not {value!r}."
             ) from None
+    if given is not None:
+        twice = sorted(set(out) & set(given))
+        if twice:
+            raise InputError(
+                f"{some(twice)} stands in the run's configuration and in the server's code: keep "
+                "one."
+            )
+        if "ledger" not in {*out, *given}:
+            raise InputError("The directory of the ledger is missing: set fedipw-ledger.")
     return out

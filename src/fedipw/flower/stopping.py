@@ -31,9 +31,9 @@ class Interval(NamedTuple):
 def interval_of(metrics: Mapping[str, object], name: str) -> Interval | None:
     """Return the interval of a metric among a round's metrics, none if there is none.
 
-    >>> interval_of({"loss-target": 0.5, "loss-target-se": 0.1, "loss-target-low": 0.3,
-    ...              "loss-target-high": 0.7}, "loss").half_width
-    0.2
+    >>> interval_of({"loss-target": 0.5, "loss-target-se": 0.1, "loss-target-low": 0.25,
+    ...              "loss-target-high": 0.75}, "loss").half_width
+    0.25
     """
     found = [metrics.get(f"{name}-target{key}") for key in ("", "-se", "-low", "-high")]
     numbers = [float(value) for value in found if isinstance(value, int | float)]

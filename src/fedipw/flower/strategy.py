@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from inspect import signature
 from logging import getLogger
 from pathlib import Path
 from typing import Any, final
@@ -18,7 +17,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedipw.combining.tail import TailAverage, tail_length
 from fedipw.errors import DivergedError, InputError
 from fedipw.flower.arrays import array_view, packed_record
 from fedipw.flower.asking import AskSample
@@ -30,6 +28,7 @@ from fedipw.flower.identity import FILE as IDENTITIES
 from fedipw.flower.identity import Identities
 from fedipw.flower.invitations import Inviter
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
+from fedipw.flower.loop import LastModels, refuse_unknown
 from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.preflight import check_writable
@@ -258,6 +257,7 @@ class FedIPW(Strategy):
         if sample is not None:
             shared["ask"] = [sample.size, sample.seed]
         self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
+        self.config.stage.require(self.config.plan.method.needs)
         self.journal.check(len(rounds.rounds))  # other settings are named before anything fails
         how = self.config.plan.method.augmentation.regression
         self.augmenter = None if how is None else Augmenter(how)
@@ -290,9 +290,7 @@ class FedIPW(Strategy):
             subgroups=subgroups,
         )
         self._inner, self._reporter = InnerState(strategy), Reporter(callbacks)
-        self._average, self._tail, self._tail_from = average, TailAverage(), 1
-        if average is not None:
-            tail_length(1, average)
+        self._last_models = LastModels(average)
         self.last_model: ArrayRecord | None = None  # after the last closed round
         self._sent: SentModel | None = None
         self._names: Names | None = None  # of records and metrics in earlier rounds
@@ -309,15 +307,7 @@ class FedIPW(Strategy):
         has its keys. ``given`` are further arguments, such as ``callbacks``; one that both give is
         an error.
         """
-        found = run_settings(run_config)
-        twice = sorted(set(found) & set(given))
-        if twice:
-            raise InputError(
-                f"{some(twice)} stands in the run's configuration and in the server's code: keep "
-                "one."
-            )
-        if "ledger" not in {*found, *given}:
-            raise InputError("The directory of the ledger is missing: set fedipw-ledger.")
+        found = run_settings(run_config, given)
         return cls(strategy, **found, **given)
 
     def _remembered(self, noise: GaussianNoise | None) -> ClientMemory | None:
@@ -374,7 +364,7 @@ class FedIPW(Strategy):
         the average of the last models begins at a round that was set before. The ledger is locked
         meanwhile: a second server is refused before it does anything.
         """
-        _refuse_unknown(more)
+        refuse_unknown(more)
         began, self._ttl = time.monotonic(), timeout
         self._probe()
         train_config = train_config or ConfigRecord()
@@ -386,7 +376,7 @@ class FedIPW(Strategy):
             _LOG.info("Starting FedIPW(%s): %d rounds, %d of them done before",
                       type(self.strategy).__name__, num_rounds, self.rounds.closed)  # fmt: skip
             self.summary()
-            self._begin_tail(num_rounds)
+            self._last_models.begin(num_rounds, self.rounds.closed)
             result.arrays = self.last_model = arrays
             for index in range(self.rounds.closed, num_rounds + 1):
                 if index > self.rounds.closed:
@@ -412,10 +402,8 @@ class FedIPW(Strategy):
                 if index > 0 and should_stop is not None and should_stop(index, result):
                     _LOG.info("FedIPW: should_stop ends the run after round %d", index)
                     break
-        if self._tail.count > 1:
-            result.arrays = packed_record(self._tail.mean(), self.last_model)
-            _LOG.info("FedIPW returns the average of the models after the last %d rounds; "
-                      "last_model is the last one", self._tail.count)  # fmt: skip
+        mean = self._last_models.mean(self.last_model)
+        result.arrays = result.arrays if mean is None else mean
         _LOG.info("FedIPW finished in %.2fs", time.monotonic() - began)
         for line in summary_lines(result):
             _LOG.info("\t└──> %s", line)
@@ -426,20 +414,6 @@ class FedIPW(Strategy):
         if not self._probed:
             check_follows_weights(self.strategy, self.key)
             self._probed = True
-
-    def _begin_tail(self, rounds: int) -> None:
-        """Prepare the average of the last rounds of a run of so many."""
-        if self._average is None:
-            self._tail, self._tail_from = TailAverage(), rounds + 1
-            return
-        first = rounds - tail_length(rounds, self._average) + 1
-        if first != self._tail_from:  # another end than the saved average was for
-            self._tail = TailAverage()
-        self._tail_from = first
-        missed = self.rounds.closed - first + 1 - self._tail.count
-        if missed > 0:
-            _LOG.warning("FedIPW: the average leaves out %d rounds that closed before this start "
-                         "set its end", missed)  # fmt: skip
 
     def _evaluated(
         self, index: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, result: Result
@@ -489,7 +463,7 @@ class FedIPW(Strategy):
         if self.augmenter is not None:
             self.augmenter.restore(state["augmentation"])
         self._begin_memory(arrays, state.get("memory"))
-        self._tail, self._tail_from = TailAverage.of(state["tail"]), int(state["tail"]["first"])
+        self._last_models.restore(state["tail"])
         for index in range(done + 1):
             _put(result.train_metrics_clientapp, index, self.journal.metrics(TRAINED, index))
             _put(result.evaluate_metrics_clientapp, index, self.evaluator.done(index))
@@ -611,9 +585,8 @@ class FedIPW(Strategy):
         model = sent.record if arrays is None else arrays
         noise = None if self.noise is None else self.noise.state()
         kept = {} if self.augmenter is None else self.augmenter.state()
-        if server_round >= self._tail_from:
-            self._tail.add({name: array_view(array) for name, array in model.items()})
-        tail = {"first": self._tail_from, **self._tail.state()}
+        self._last_models.add(server_round, model)
+        tail = self._last_models.state()
         state = {
             "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
             "names": None if self._names is None else json.dumps(self._names),
@@ -723,17 +696,6 @@ class FedIPW(Strategy):
         if self._ttl is not None:
             for message in messages:
                 message.metadata.ttl = self._ttl
-
-
-def _refuse_unknown(more: Mapping[str, Any]) -> None:
-    """Raise for arguments that are not Flower's, or that its release has and this one not yet."""
-    for name in more:
-        if name in signature(Strategy.start).parameters:
-            raise InputError(
-                f"{name}= is new in this release of Flower, and FedIPW.start does not have it yet: "
-                "leave it out."
-            )
-        raise InputError(f"FedIPW.start has no argument {name!r}.")
 
 
 def _weighted(
