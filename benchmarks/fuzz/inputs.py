@@ -178,8 +178,8 @@ def changed_frame(frame: pl.DataFrame, rng: Rng) -> tuple[pl.DataFrame, str]:
         if len(floats) < 2 or "enrolled" not in frame.columns:
             return frame.with_columns(pl.lit(1.0).alias("flat")), "a constant column"
         told = frame["enrolled"].to_list()  # of any type: it may have been changed before
-        flags = pl.Series([float(value == told[0]) for value in told], dtype=pl.Float64)
-        apart = flags + 1e-9 * frame[floats[0]].cast(pl.Float64)
+        same = pl.Series([float(value == told[0]) for value in told], dtype=pl.Float64)
+        apart = same + 1e-9 * frame[floats[0]].cast(pl.Float64)
         return frame.with_columns(apart.alias("apart")), "a column that separates"
     if kind == 16:
         levels = pl.Series("many", [f"{k % max(1, n // 2)}" for k in range(n)])
