@@ -132,6 +132,7 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
         ),
         "ratio": float(np.median(ratio)),
         "ratio_quartiles": np.quantile(ratio, [0.25, 0.75]).tolist(),
+        "ratio_of_aggregation": float(np.median(aggregated / plainly)),
         "processor_ratio_of_aggregation": float(np.median(processor[WARM:])),
         "wanted": WANTED,
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from fedipw.numerics import FloatArray
 from fedipw.numerics.compiled import compiled
@@ -57,7 +59,15 @@ def over_updates(
             use(piece, sums)
 
     count = -(-len(base) // _PIECE)
-    over_ranges(count, work, work=float(len(base) * len(flat) * len(rows)))
+    # small products in ``use`` would start BLAS threads beside these, which cost several times more
+    # than they save
+    with _pools().limit(limits=1, user_api="blas"):
+        over_ranges(count, work, work=float(len(base) * len(flat) * len(rows)))
+
+
+@cache
+def _pools() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def update_sum(
