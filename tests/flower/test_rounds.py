@@ -285,6 +285,16 @@ def test_a_strategy_that_invites_nobody_is_refused(tmp_path: Path) -> None:
         Small(tmp_path).trained(1, FedAvg(fraction_train=0.0, fraction_evaluate=0.0))
 
 
+def test_a_round_in_which_nobody_happens_to_be_invited_is_recorded(tmp_path: Path) -> None:
+    """A twentieth of twelve clients is none."""
+    small = Small(tmp_path)
+    inner = FedAvg(fraction_train=0.05, fraction_evaluate=0.0, min_train_nodes=0)
+    result = small.trained(2, inner)
+    assert Ledger(tmp_path / "ledger").rounds == (1, 2)
+    assert not any(row["invited"] for row in small.round(2).values())
+    assert result.train_metrics_clientapp[2]["fedipw-invited"] == 0
+
+
 def test_another_loop_than_start_begins_with_an_empty_ledger(tmp_path: Path) -> None:
     small = Small(tmp_path)
     small.trained(2)

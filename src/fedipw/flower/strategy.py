@@ -517,10 +517,7 @@ class FedIPW(Strategy):
         sent.send_plain(messages, given)
         attendance = self.roster.attendance()
         if not messages and attendance.nodes:
-            raise InputError(
-                f"The wrapped strategy invited none of {len(attendance.nodes)} available clients "
-                f"in round {server_round}: set its fraction_train above 0."
-            )
+            self._nobody_invited(server_round, len(attendance.nodes))
         prob = None
         if self.inviter is not None and messages:
             messages, prob = self.inviter.directed(server_round, attendance, messages)
@@ -529,6 +526,13 @@ class FedIPW(Strategy):
         if self.memory is not None:
             self._open_memory(server_round, arrays, attendance, messages)
         return messages
+
+    def _nobody_invited(self, index: int, available: int) -> None:
+        """Raise if the wrapped strategy never invites anybody; else the round is recorded."""
+        said = f"the wrapped strategy invited none of {available} available clients"
+        if not getattr(self.strategy, "fraction_train", 0.0):
+            raise InputError(f"Round {index}: {said}: set its fraction_train above 0.")
+        _LOG.warning("FedIPW: %s in round %d: it is recorded and skipped", said, index)
 
     def _open_memory(
         self, index: int, model: ArrayRecord, attendance: Attendance, messages: Sequence[Message]
