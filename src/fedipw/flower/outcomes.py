@@ -189,7 +189,7 @@ class Rounds:
         flags = np.zeros(len(self._rows), dtype=np.bool_)
         flags[list(self.invited)] = True
         prob = np.full(len(self._rows), np.nan)
-        even = len(nodes) / max(self.available, 1)
+        even = len(nodes) / max(self.available, 1) or np.nan  # not known if nobody was invited
         # given available, and asked among them (P8)
         given = even if invite_prob is None else invite_prob
         prob[places[attendance.rows]] = attendance.ask_prob * given

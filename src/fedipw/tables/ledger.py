@@ -329,6 +329,8 @@ def _check_order(frame: pl.DataFrame, first: str, then: str, where: str) -> None
 def _check_invite_prob(frame: pl.DataFrame, where: str) -> None:
     if not frame[INVITE_PROB].dtype.is_numeric():
         raise InputError(f"{where}: {INVITE_PROB!r} must hold numbers.")
+    if not frame[INVITED].any() and frame[INVITE_PROB].null_count() == frame.height:
+        return  # nobody could be invited
     due = pl.col(AVAILABLE) if AVAILABLE in frame.columns else pl.col(INVITED)
     prob = pl.col(INVITE_PROB).cast(pl.Float64)
     odd = frame.filter(due & ~((prob >= SMALLEST) & (prob <= 1.0)).fill_null(False))
