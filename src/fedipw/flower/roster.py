@@ -126,6 +126,8 @@ class Roster:
         self._answers: dict[int, dict[str, Value]] = {}  # of the round, by node
         self._available: list[tuple[int, int]] = []  # rows and nodes
         self._drawn: BoolArray | None = None
+        self._online: list[int] = []  # at the last call
+        self._stale = True  # something was heard since
 
     def open(self, index: int, moment: datetime) -> None:
         """Begin the training or evaluation of a round; answers hold for the round."""
@@ -136,6 +138,7 @@ class Roster:
         self._present = self.members.present(index, moment)
         self._drawn = None if self.sample is None else self.sample.drawn(index, self._present)
         self._patience.open()
+        self._stale = True
 
     def available(self, grid: Grid) -> list[int]:
         """Return the nodes of available clients, in the order of the members.
@@ -151,11 +154,13 @@ class Roster:
         whole = bool(self.kinds) or self._drawn is None
         if whole:
             self._ask(grid, self._due(online, whole=True), whole=True)
-        speakers = self.identities.speakers(self.index, grid, asked=bool(self.kinds))
-        self._available = self._usable(speakers)
-        for _, node in self._available:
-            self.hearing.cleared(node)
-        self.hearing.log()
+        if self._stale or online != self._online:  # else it is as at the last call
+            speakers = self.identities.speakers(self.index, grid, asked=bool(self.kinds))
+            self._available = self._usable(speakers)
+            for _, node in self._available:
+                self.hearing.cleared(node)
+            self.hearing.log()
+            self._online, self._stale = online, False
         self._patience.waited(len(self._available), len(online), self.hearing, self._known)
         return [node for _, node in self._available]
 
@@ -226,6 +231,8 @@ class Roster:
     def _pull(self, grid: Grid, online: set[int]) -> None:
         """Take answers that came late, and give up questions that nobody will answer."""
         now = time.monotonic()
+        if not self._open:
+            return
         self._open = {
             key: question
             for key, question in self._open.items()
@@ -236,6 +243,7 @@ class Roster:
 
     def _take_all(self, replies: Iterable[Message], grid: Grid) -> None:
         """Take answers in the order of nodes."""
+        self._stale = True
         heard: dict[int, tuple[Message, bool]] = {}
         for reply in replies:
             question = self._open.pop(reply.metadata.reply_to_message_id, None)
@@ -248,7 +256,8 @@ class Roster:
                 reason = first_line(reply.error.reason) or f"error {reply.error.code}"
                 self.hearing.fault(node, f"could not describe itself: {reason}")
                 continue
-            record = reply.content.config_records.get(RECORD, ConfigRecord())
+            found = reply.content.get(RECORD)  # Flower's config_records copies all of them
+            record = found if isinstance(found, ConfigRecord) else ConfigRecord()
             row = self._row(node, record)
             refused = None if row is None else self.identities.claim(node, row, self.index, grid)
             if refused:
