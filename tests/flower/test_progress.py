@@ -22,7 +22,7 @@ from fedipw.flower import FedIPW, RoundReport, StopWhen, describes
 from fedipw.flower.stopping import interval_of
 from fedipw.tables import Ledger
 
-from .federations import LabFederation, Small, answered, theta
+from .federations import INSIDE, LabFederation, Small, answered, theta
 
 ROUNDS = 4
 
@@ -310,3 +310,18 @@ def test_another_loop_does_not_overwrite_the_checkpoint_of_the_server_that_won(
         second.aggregate_train(1, replies[1])
     assert (path.stat().st_mtime_ns, path.read_bytes()) == before
     assert Ledger(tmp_path / "ledger").rounds == (1,)
+
+
+def test_flower_does_not_log_the_sum_of_replies_as_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        Small(tmp_path).trained(1, FedAvg(fraction_evaluate=0.0))
+        Small(tmp_path / "own").trained(1, OwnAverage(fraction_evaluate=0.0))
+    said = [r.getMessage() for r in caplog.records if "aggregate_train: Received" in r.getMessage()]
+    assert len(said) == 1
+    assert f"Received {INSIDE + 2} results" in said[0]  # with the two that make the mean a sum
+
+
+class OwnAverage(FedAvg):
+    """A strategy that is not known to average, and does."""

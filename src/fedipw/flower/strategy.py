@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from logging import getLogger
 from pathlib import Path
@@ -33,7 +33,7 @@ from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.preflight import check_writable
 from fedipw.flower.privacy import GaussianNoise, NoisySums
-from fedipw.flower.probe import AVERAGING, check_follows_weights
+from fedipw.flower.probe import AVERAGING, check_follows_weights, counts_unsaid
 from fedipw.flower.progress import (
     EVALUATE,
     TRAIN,
@@ -653,8 +653,9 @@ class FedIPW(Strategy):
             messages = summed_reply(replies, self.key, sent, moved, means)
         else:
             messages = summed_replies(replies, self.key, sent, moved, means)
+        unsaid = counts_unsaid() if averages else nullcontext()
         try:
-            with only_real_replies(self.strategy, contents):
+            with only_real_replies(self.strategy, contents), unsaid:
                 arrays, metrics = self.strategy.aggregate_train(index, messages)
         finally:
             if self.memory is not None:
