@@ -6,18 +6,17 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging import getLogger
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedipw.errors import DivergedError, InputError
+from fedipw.errors import InputError
 from fedipw.flower.arrays import array_view, packed_record
 from fedipw.flower.asking import AskSample
 from fedipw.flower.augmentation import Augmenter
@@ -33,7 +32,7 @@ from fedipw.flower.memory import FOLDER, ClientMemory
 from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
 from fedipw.flower.preflight import check_writable
 from fedipw.flower.privacy import GaussianNoise, NoisySums
-from fedipw.flower.probe import AVERAGING, check_follows_weights, counts_unsaid
+from fedipw.flower.probe import check_follows_weights
 from fedipw.flower.progress import (
     EVALUATE,
     TRAIN,
@@ -43,19 +42,12 @@ from fedipw.flower.progress import (
     summary_lines,
     warnings_once,
 )
-from fedipw.flower.reply_metrics import metric_contents, only_real_replies, own_function
 from fedipw.flower.roster import Attendance, Roster, VisibleGrid
 from fedipw.flower.run_config import run_settings
-from fedipw.flower.screen import Names, Screen, Screened, SentModel, screened
+from fedipw.flower.screen import Names, Screen, SentModel, screened
+from fedipw.flower.step import RoundInput, Stepper, screened_replies
 from fedipw.flower.weighted_sum import (
     LARGEST_SUM,
-    WeightedReply,
-    buffer_means,
-    finished_model,
-    moved_model,
-    summed_model,
-    summed_replies,
-    summed_reply,
     weight_key,
     weights_size,
 )
@@ -66,7 +58,6 @@ from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
 from fedipw.weighting.invitations import Invitations
 from fedipw.weighting.settings import Settings
-from fedipw.weighting.weigher import RoundWeights
 
 _LOG = getLogger("flwr.fedipw")
 
@@ -268,6 +259,10 @@ class FedIPW(Strategy):
                 "fedipw-hajek."
             )
         self.memory = self._remembered(noise)
+        self._stepper = Stepper(
+            strategy, self.key, noise=self.noise, augmenter=self.augmenter, memory=self.memory,
+            clip=self.screen.clip, method=self.config.plan.method.name,
+        )  # fmt: skip
         wait = patience if patience is None else check_positive(patience, "patience")
         asked = self.config.asked(rounds)
         declared = self.config.declared
@@ -561,7 +556,7 @@ class FedIPW(Strategy):
         reliance = 1.0 if self.augmenter is None else self.augmenter.reliance
         found, weights = self.rounds.weights(outcomes, reliance)
         arrays, metrics = None, MetricRecord()
-        weighted = _weighted(outcomes, weights, screening)
+        weighted = screened_replies(outcomes, weights, screening)
         bounded = weights_size(weighted) <= LARGEST_SUM  # NaN is not
         if found is not None and not bounded:
             _LOG.warning("FedIPW: no step in round %d: the weights are too large to add updates "
@@ -569,7 +564,10 @@ class FedIPW(Strategy):
                          LARGEST_SUM)  # fmt: skip
             add_metrics(metrics, {"steps-skipped": 1})
         elif found is not None and (found.weights.any() or self.memory is not None):
-            arrays, own = self._stepped(server_round, weighted, found, sent, screening.limit)
+            weighing = self.rounds.live.weighing
+            arrays, own = self._stepper.step(
+                server_round, weighted, RoundInput(found, weighing, sent, screening.limit)
+            )
             metrics = MetricRecord() if own is None else own
         private = self.noise is not None
         add_metrics(metrics, round_metrics(self.rounds.available, outcomes, found))
@@ -617,57 +615,6 @@ class FedIPW(Strategy):
             "fits-failed": self.rounds.live.failed,
         }  # fmt: skip
 
-    def _stepped(
-        self,
-        index: int,
-        replies: Sequence[WeightedReply],
-        found: RoundWeights,
-        sent: SentModel,
-        limit: float,
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the wrapped strategy's model and metrics after the weighted sum (O8).
-
-        ``limit`` is the norm that updates are clipped to.
-        """
-        largest, moved = max(abs(reply.weight) for reply in replies), None
-        # a memory's model lies in a file: the strategy reads it without one copy more
-        averages = type(self.strategy) in AVERAGING and self.memory is None
-        means, contents = buffer_means(replies, sent), None
-        if own_function(self.strategy) is not None:
-            weights = [reply.weight for reply in replies]
-            contents = metric_contents([reply.message for reply in replies], weights, self.key)
-        if self.noise is not None:
-            assert self.screen.clip is not None
-            noise = self.noise.noise(index, sent.arrays, largest * self.screen.clip)
-            moved = moved_model(sent, noise)
-        elif self.augmenter is not None:
-            weighing = self.rounds.live.weighing
-            shift = self.augmenter.correction(replies, found, weighing, sent, summed=averages)
-            moved = moved_model(sent, shift)
-        elif self.memory is not None:
-            replies = self.memory.weighted(replies)
-            moved = self.memory.correction(index, replies, found, sent, limit)
-        if averages:
-            if self.augmenter is None or moved is None:
-                moved = summed_model(replies, sent, moved)
-            messages = summed_reply(replies, self.key, sent, moved, means)
-        else:
-            messages = summed_replies(replies, self.key, sent, moved, means)
-        unsaid = counts_unsaid() if averages else nullcontext()
-        try:
-            with only_real_replies(self.strategy, contents), unsaid:
-                arrays, metrics = self.strategy.aggregate_train(index, messages)
-        finally:
-            if self.memory is not None:
-                self.memory.release()
-        if arrays is not None:
-            arrays = finished_model(arrays, sent, means)
-            if not all(np.isfinite(array_view(array)).all() for array in arrays.values()):
-                raise DivergedError(self.config.plan.method.name, index, largest)
-            if self.noise is not None:
-                self.noise.spend()
-        return arrays, metrics
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -701,22 +648,6 @@ class FedIPW(Strategy):
         if self._ttl is not None:
             for message in messages:
                 message.metadata.ttl = self._ttl
-
-
-def _weighted(
-    outcomes: RoundOutcomes, weights: Mapping[int, float], screening: Screened
-) -> list[WeightedReply]:
-    """Return the replies that have a weight, with what the screen found of them."""
-    return [
-        WeightedReply(
-            outcomes.replies[place],
-            weight,
-            screening.factors[place],
-            screening.norms[place],
-            screening.buffers.get(place, {}),
-        )
-        for place, weight in weights.items()
-    ]
 
 
 def _tuples(value: Any) -> Any:
