@@ -1,11 +1,11 @@
 """``python -m benchmarks.round_time``: a whole round on a server of 5,000 enrolled clients.
 
-500 replies of a model with a million float32 parameters, two covariates in the table and one that
-all clients are asked for: FedAvg alone and FedIPW with its default method around FedAvg configure
-and aggregate the same round, in one process, in turns. FedIPW's time is whole: questions and their
-answers, screening, weights, ledger, checkpoint and closing of the round; what clients do meanwhile
-is in neither. Parts are given beside it, and how ``configure_train`` grows with the rounds. Results
-go to benchmarks/results/round_time.json.
+500 replies of a model with a million float32 parameters, two or four covariates in the table and
+one that all clients are asked for. FedAvg alone, and FedIPW with its default method around FedAvg,
+configure and aggregate the same rounds in one process, in turns. FedIPW's time is whole: questions
+and their answers, screening, weights, ledger, checkpoint and closing of the round; what clients do
+meanwhile is in neither. Parts are given beside it, and how ``configure_train`` grows with the
+rounds. Results go to benchmarks/results/round_time.json, all runs of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedipw.numerics.threads import thread_count
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "round_time.json"
-LARGE = Size(replies=500, enrolled=5_000, population=12_500, rounds=12, covariates=2)
+LARGE = Size(replies=500, enrolled=5_000, population=12_500, rounds=14, covariates=2)
 WARM, WANTED = 2, 1.25
 PARTS = {
     "questions": ("roster", "available"),
@@ -134,7 +134,6 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
         "ratio_quartiles": np.quantile(ratio, [0.25, 0.75]).tolist(),
         "ratio_of_aggregation": float(np.median(aggregated / plainly)),
         "processor_ratio_of_aggregation": float(np.median(processor[WARM:])),
-        "wanted": WANTED,
     }
 
 
@@ -145,19 +144,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--replies", type=int, default=LARGE.replies)
     parser.add_argument("--enrolled", type=int, default=LARGE.enrolled)
     parser.add_argument("--parameters", type=int, default=LARGE.parameters)
-    parser.add_argument("--covariates", type=int, default=LARGE.covariates)
+    parser.add_argument("--covariates", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--times", type=int, default=3, help="runs of each, all of which are kept")
     parser.add_argument("--scheme", default=None)
     parser.add_argument("--out", type=Path, default=RESULT)
     chosen = parser.parse_args(arguments)
-    size = Size(
-        rounds=chosen.rounds, replies=chosen.replies, enrolled=chosen.enrolled,
-        parameters=chosen.parameters, population=5 * chosen.enrolled // 2,
-        covariates=chosen.covariates,
-    )  # fmt: skip
-    found = measured(size, chosen.scheme)
-    print(json.dumps(found, indent=1))
+    runs = []
+    for covariates in chosen.covariates * chosen.times:
+        size = Size(
+            rounds=chosen.rounds, replies=chosen.replies, enrolled=chosen.enrolled,
+            parameters=chosen.parameters, population=5 * chosen.enrolled // 2,
+            covariates=covariates,
+        )  # fmt: skip
+        runs.append({"covariates": covariates, **measured(size, chosen.scheme)})
+        print(json.dumps(runs[-1], indent=1), flush=True)
+    ratios = {
+        str(covariates): [run["ratio"] for run in runs if run["covariates"] == covariates]
+        for covariates in chosen.covariates
+    }
+    made = {**environment(), "wanted": WANTED, "ratios": ratios, "runs": runs}
     chosen.out.parent.mkdir(exist_ok=True)
-    chosen.out.write_text(json.dumps({**environment(), **found}, indent=1) + "\n", encoding="utf-8")
+    chosen.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from logging import getLogger
@@ -146,6 +148,10 @@ class Roster:
         Nodes that came online since the last call are asked; those that did not answer are asked
         again after the timeout, unless their question is still open.
         """
+        with without_collection():
+            return self._available_now(grid)
+
+    def _available_now(self, grid: Grid) -> list[int]:
         online = sorted(grid.get_node_ids())
         self.identities.online(online)
         self._pull(grid, set(online))
@@ -328,6 +334,18 @@ class Roster:
             if not wrong:
                 found.append((row, node))
         return found
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Do not look for cycles meanwhile: thousands of messages are made, and models lie about."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _passed_on(name: str) -> Any:
