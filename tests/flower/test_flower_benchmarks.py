@@ -50,7 +50,8 @@ def test_time_memory_and_disk_of_a_memory_of_clients() -> None:
     assert found["disk"]["bytes"] == 30 * (4_000_000 + 128) + 8_000_000 + 128
     assert found["disk"]["bytes"] <= found["disk"]["told_bytes"]
     assert "30 clients x 4.0 MB = up to 136.0 MB" in found["told"]
-    assert 2.0 < found["model_copies"]["beyond_fedavg"] <= found["model_copies"]["wanted"]
+    # what is seen beyond FedAvg is the average of the last models, two copies, less its own noise
+    assert 1.0 < found["model_copies"]["beyond_fedavg"] <= found["model_copies"]["wanted"]
     assert "10 of 30 clients" in memory_store.table(found)
 
 
