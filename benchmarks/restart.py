@@ -38,16 +38,15 @@ import sys, time
 from pathlib import Path
 from benchmarks.restart import server
 began = time.perf_counter()
-live = server(Path(sys.argv[1]))
+live = server(Path(sys.argv[1]), int(sys.argv[2]))
 print(time.perf_counter() - began, time.process_time(), live.rounds, *live.notes)
 """
 
 
-def server(folder: Path) -> Live:
+def server(folder: Path, refit_every: int) -> Live:
     """Return a server on the population and the ledger of a directory."""
     stage = enrollment_stage(Population(folder / "people.parquet"))
-    # fits are seldom, so that reading is what is measured
-    settings = ParticipationSettings(refit_every=200)
+    settings = ParticipationSettings(refit_every=refit_every)
     plan = Plan(method=method_named("fedipw-hajek"), settings=settings)
     return Live(stage, Ledger(folder / "rounds"), plan)
 
@@ -74,12 +73,15 @@ def write_log(folder: Path, clients: int, rounds: int, seed: int = 0) -> list[pl
     return tables
 
 
-def restart(folder: Path, times: int = TIMES) -> tuple[float, float]:
+def restart(folder: Path, refit_every: int, times: int = TIMES) -> tuple[float, float]:
     """Return the seconds of a restart, the least of some new processes, and their CPU seconds."""
     seconds, whole = [], []
     for _ in range(times):
         found = subprocess.run(
-            [sys.executable, "-c", RESTART, str(folder)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", RESTART, str(folder), str(refit_every)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         wall, cpu = map(float, found.stdout.split()[:2])
         seconds.append(wall)
@@ -87,7 +89,7 @@ def restart(folder: Path, times: int = TIMES) -> tuple[float, float]:
     return min(seconds), min(whole)
 
 
-def measured(rounds: int, clients: int) -> dict[str, Any]:
+def measured(rounds: int, clients: int, refit_every: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         began = time.perf_counter()
@@ -96,20 +98,20 @@ def measured(rounds: int, clients: int) -> dict[str, Any]:
         began = time.perf_counter()
         read = sum(table.height for table in Ledger(folder / "rounds"))
         iterated = time.perf_counter() - began
-        live = server(folder)
+        live = server(folder, refit_every)
         with live.holding():
             for table in tables:
                 live.open(table.drop("replied"))
                 live.weigh(table["replied"].to_numpy())
                 live.close(table["replied"].to_numpy())
         size = sum(path.stat().st_size for path in (folder / "rounds" / "learner").iterdir())
-        restarted, process = restart(folder)
+        restarted, process = restart(folder, refit_every)
         shutil.rmtree(folder / "rounds" / "learner")
         return {
             "rounds": rounds + EVERY + AFTER, "rows": read, "write_s": written,
             "iterate_s": iterated, "iterate_ms_per_round": 1e3 * iterated / rounds,
             "restart_s": restarted, "restart_cpu_s": process,
-            "restart_without_s": restart(folder, 1)[0],
+            "restart_without_s": restart(folder, refit_every, 1)[0],
             "snapshot_bytes": size,
         }  # fmt: skip
 
@@ -118,13 +120,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, nargs="+", default=[500, 2_000, 10_000])
     parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--refit-every", type=int, default=10)
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
     runs = []
     for rounds in asked.rounds:
-        runs.append(measured(rounds - rounds % EVERY, asked.clients))
+        runs.append(measured(rounds - rounds % EVERY, asked.clients, asked.refit_every))
         print(runs[-1], flush=True)
-    result = {"clients": asked.clients, "runs": runs}
+    result = {"clients": asked.clients, "refit_every": asked.refit_every, "runs": runs}
     asked.out.write_text(json.dumps(result | environment(), indent=2) + "\n")
 
 

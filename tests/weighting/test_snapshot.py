@@ -118,12 +118,16 @@ def test_a_restart_reads_the_rounds_after_it_and_weighs_the_same_to_the_last_bit
 ) -> None:
     given = Given(tmp_path, steps=steps, joining=joining)
     never_stopped = lived(given.live("whole", how), given.rounds)
-    lived(given.live("cut", how), given.rounds[:CUT])
+    stopped = given.live("cut", how)
+    lived(stopped, given.rounds[:CUT])
+    assert stopped._snapshot is not None
+    saved = stopped._snapshot.rounds  # after the last fit, or after EVERY rounds without one
+    assert CUT - EVERY < saved <= CUT
     shutil.copytree(tmp_path / "cut", tmp_path / "bare")
     shutil.rmtree(tmp_path / "bare" / "learner")
     read = counted(monkeypatch)
     again = given.live("cut", how)
-    assert read == list(range(EVERY + 1, CUT + 1))
+    assert read == list(range(saved + 1, CUT + 1))
     assert again.rounds == CUT
     with_snapshot = lived(again, given.rounds[CUT:])
     read.clear()
@@ -218,9 +222,9 @@ def test_a_level_that_is_new_after_the_snapshot_is_bound_as_without_one(tmp_path
 def test_a_snapshot_that_cannot_be_written_is_noted_and_the_round_closed(tmp_path: Path) -> None:
     given, how = Given(tmp_path), plan(refit_every=3)
     live = given.live("cut", how)
-    lived(live, given.rounds[: EVERY - 1])
+    (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "learner").write_text("in the way")
-    lived(live, given.rounds[EVERY - 1 : CUT])
+    lived(live, given.rounds[:CUT])
     assert live.rounds == CUT
     assert any("no snapshot of the learner" in note for note in live.notes)
 

@@ -236,7 +236,7 @@ class Live:
         self._open, self._found = None, None
         if self._times != 1:  # a restart weighs every round once, and its fits follow from that
             self._snapshot = None
-        if self.rounds % EVERY == 0:
+        if self._save_is_due():
             self._save()
 
     def _opened(self) -> tuple[pl.DataFrame, RoundRun]:
@@ -255,6 +255,14 @@ class Live:
     def _behind(self) -> bool:
         """Return whether the ledger has rounds this one has not seen, such as another server's."""
         return self._learner is None or self._learner.rounds != self.rounds
+
+    def _save_is_due(self) -> bool:
+        """Return whether a snapshot is due: after a fit, which a restart need not make again."""
+        if self._snapshot is None or self._learner is None:
+            return False
+        since = self.rounds - self._snapshot.rounds
+        fitted = any(step.fitted_on == self.rounds - 1 for step in self._learner.steps)
+        return since >= EVERY or (fitted and since >= self.plan.settings.refit_every)
 
     def _save(self) -> None:
         """Write a snapshot of the learner; what goes wrong is noted, the ledger has all of it."""

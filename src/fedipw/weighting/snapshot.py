@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedipw.weighting.replay import Plan
     from fedipw.weighting.weigher import Weigher
 
-EVERY: Final = 20  # rounds between snapshots
+EVERY: Final = 20  # rounds between snapshots at most
 _FOLDER, _HEAD = "learner", "learner.npz"
 _PACKAGES = ("fedipw", "numpy", "polars", "scikit-learn")
 
@@ -66,6 +66,11 @@ class Snapshot:
         self._rows: Path | None = None  # the file that this one adds to
         self._length, self._saved = 0, 0  # of that file, and rounds in it
         self._digest, self._files = hashlib.sha256(), hashlib.sha256()
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds in it."""
+        return self._saved
 
     def designs(self) -> dict[str, Design] | None:
         """Return the designs of the steps it was made with, none if there is no snapshot."""
