@@ -6,7 +6,7 @@ import pytest
 from fedipw.calibration import Entropy, Quadratic, calibrated, trusted_target
 from fedipw.calibration.design import Dense
 from fedipw.calibration.solve import TYPICAL_SHIFT
-from fedipw.errors import InputError
+from fedipw.errors import FedIPWError, InputError
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((400, 3)) @ np.array([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [0.0, 0.0, 2.0]])
@@ -61,3 +61,18 @@ def test_shares_that_contradict_each_other_are_reconciled() -> None:
 def test_errors_no_target_can_have(se: list[float]) -> None:
     with pytest.raises(InputError, match="Standard errors must be"):
         calibrated(X, TARGET, se=se)
+
+
+@pytest.mark.parametrize("offset", [1e18, 1e20])
+@pytest.mark.parametrize("error", [1e-300, 1e-9, 0.5])
+def test_columns_that_vary_by_rounding_alone_end_in_weights_or_an_error_of_ours(
+    offset: float, error: float
+) -> None:
+    """Beside such a column an error may be too small to be divided by."""
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.normal(size=60), offset + 40.0 * rng.normal(size=60)])
+    try:
+        found = calibrated(rows, [0.1, offset], se=[0.1, error])
+    except FedIPWError:
+        return
+    assert np.isfinite(found.weights).all()

@@ -23,7 +23,7 @@ from fedipw.calibration.dual import DualProblem, DualResult, Status, dual_minimu
 from fedipw.calibration.feasibility import ADVICE, VIOLATION, at_the_border, explain, infeasible
 from fedipw.errors import InfeasibleError, InputError, NotConvergedError
 from fedipw.numerics import BoolArray, FloatArray, IntArray
-from fedipw.numerics.checks import LARGEST, check_magnitude, check_positive, some
+from fedipw.numerics.checks import LARGEST, SMALLEST, check_magnitude, check_positive, some
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
 
 TYPICAL_SHIFT = 0.55  # of population means from the enrolled clients', in standard deviations
@@ -232,8 +232,8 @@ def trusted_target(
     # (prior + T) scaled to a unit diagonal: beside a target of a large error the others would be
     # taken for rounding
     noise = errors / scale
-    size = np.hypot(np.sqrt(np.diag(prior)), noise)
-    unit = 1.0 / np.where(size > 0.0, size, 1.0)
+    size = np.hypot(np.sqrt(np.maximum(np.diag(prior), 0.0)), noise)
+    unit = 1.0 / np.where(size > SMALLEST, size, 1.0)
     whole = prior * np.outer(unit, unit) + np.diag((noise * unit) ** 2)
     believed = prior @ (unit * np.linalg.lstsq(whole, shift * unit, rcond=1e-12)[0])
     out: FloatArray = np.where(errors.any(), enrolled + scale * believed, target)
