@@ -220,7 +220,7 @@ def _outcome_chart(run: TrainingRun) -> dict[str, Any]:
          "value": [found.get(name, 0) for found in run.outcomes]}
         for name in shown
     ]  # fmt: skip
-    return _chart("Outcomes of invitations", "What became of each round's invitations to train.",
+    return _chart("Outcomes of invitations", "How each round's invitations to train ended.",
                   "Invitations", curves)  # fmt: skip
 
 

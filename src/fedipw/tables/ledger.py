@@ -90,7 +90,7 @@ class Ledger:
     Columns are ``round``, ``unit_id``, ``invited`` and ``replied``, optionally ``available`` and
     ``invite_prob`` (the server's own sampling probability given available), ``asked`` (whether a
     sample of clients that the server asked has the client), ``opened_at`` (one date or time for the
-    whole round), ``fate`` (what became of an invitation, for people to read:
+    whole round), ``fate`` (the outcome of an invitation, for people to read:
     no formula may use it), and pre-round covariates, null where not observed. With ``since`` the
     rounds before that one are left alone.
 
