@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from logging import getLogger
@@ -34,6 +32,7 @@ from fedipw.flower.identity import Identities
 from fedipw.flower.preflight import Hearing, Patience, example
 from fedipw.numerics import BoolArray, IntArray
 from fedipw.numerics.checks import some
+from fedipw.numerics.threads import without_collection
 from fedipw.tables.columns import ASKED, ID
 from fedipw.tables.population import Members
 
@@ -334,18 +333,6 @@ class Roster:
             if not wrong:
                 found.append((row, node))
         return found
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Do not look for cycles meanwhile: thousands of messages are made, and models lie about."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _passed_on(name: str) -> Any:

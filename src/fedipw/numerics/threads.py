@@ -6,9 +6,11 @@ whoever called adds them up in order.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 
 _WORTH_SHARING = 100_000.0  # elementary operations below which handing over costs more
@@ -48,3 +50,15 @@ def over_ranges(count: int, function: Callable[[int, int], None], *, work: float
     function(edges[0], edges[1])
     for other in others:
         other.result()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Do not look for reference cycles meanwhile, where very many objects are made and kept."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

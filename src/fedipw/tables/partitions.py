@@ -143,8 +143,9 @@ class Blocks:
 
     def append(self, block: Block) -> None:
         """Add a block at the end."""
-        here = block._replace(start=self._rows)
-        size = sum(array.nbytes for array in block[:3])
+        columns, labels, weights, _ = block
+        here = Block(columns, labels, weights, self._rows)  # faster than _replace
+        size = columns.nbytes + labels.nbytes + weights.nbytes
         if size <= self._memory:
             self._memory -= size
             self._entries.append(here)

@@ -11,6 +11,7 @@ import polars as pl
 
 from fedipw.errors import InfeasibleError, InputError, PositivityError, SeparationError
 from fedipw.numerics.checks import check_rows
+from fedipw.numerics.threads import without_collection
 from fedipw.selection.participation import FAILURES, Participation, Window
 from fedipw.selection.steps import known_steps, participation_steps
 from fedipw.tables.columns import AFTERWARDS, FATE, REPLIED, ROUND
@@ -358,7 +359,8 @@ class Live:
             self._begin(known_steps(self.ledger.schema, designs))
             assert self._run is not None
             assert self._learner is not None
-            done, notes = snapshot.restore(self._run.weigher, self._learner)
+            with without_collection():  # a few objects for each of many rounds
+                done, notes = snapshot.restore(self._run.weigher, self._learner)
             self._run.record.notes.update(notes)
             if self._replay(done):
                 self._snapshot = snapshot
