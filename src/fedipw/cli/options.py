@@ -61,6 +61,10 @@ class PopulationOptions:
     population_size: Annotated[
         float | None, Option(help="N, with --targets where it is known.")
     ] = None
+    totals: Annotated[
+        bool,
+        Option("--totals", help="Targets are totals, counts of levels; with --population-size."),
+    ] = False
 
     @property
     def paths(self) -> tuple[Path | None, ...]:
@@ -80,6 +84,8 @@ class PopulationOptions:
             )
         if (reference is None) != (reference_weight is None):
             raise InputError("--reference and --reference-weight go together.")
+        if self.totals and targets is None:
+            raise InputError("--totals goes with --targets: it says what their values are.")
         if self.population is not None:
             if size is not None:
                 raise InputError(
@@ -98,7 +104,8 @@ class PopulationOptions:
             return Population.from_sample(self.enrolled, reference, reference_weight)
         if targets is None:
             raise InputError("--enrolled and --targets go together, or --enrolled and --reference.")
-        return Population.from_totals(self.enrolled, targets, size)
+        check_totals(size, totals=self.totals)
+        return Population.from_totals(self.enrolled, targets, size, totals=self.totals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +226,12 @@ def claim(*places: Path | None) -> None:
 
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))  # of a loop of links too
+
+
+def check_totals(size: float | None, *, totals: bool) -> None:
+    """Raise if totals are given without what they are divided by."""
+    if totals and size is None:
+        raise InputError("--totals needs --population-size: totals are divided by N.")
 
 
 def check_probabilities(**options: float | None) -> None:

@@ -29,6 +29,7 @@ from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.cells import Cells, table_cells
 from fedipw.tables.columns import ROUND
 from fedipw.tables.design import Missing
+from fedipw.tables.formula import level_text, term_of
 from fedipw.tables.table import pandas_frame
 
 GROUPS_MAX = 200  # of one column
@@ -218,10 +219,18 @@ def _sizes(stage: EnrollmentStage, cells: Cells, mine: pl.Series) -> dict[str, f
         query = rows.group_by(cells.expression().alias(_CELL)).agg(pl.len())
         return {str(k): float(v) for k, v in table.collect(query).iter_rows()}
     targets, size = stage.population.targets, stage.size
-    if size is None or targets is None:
+    if size is None or targets is None or not cells.is_category:
         return {}
-    shares = dict(zip(targets.names, targets.values.tolist(), strict=True))
-    found = {level: shares.get(f"{cells.column}[{level}]") for level in mine.unique().to_list()}
+    schema, column = stage.members.frame.schema, cells.column
+    shares: dict[str, float] = {}
+    for name, value in zip(targets.names, targets.values.tolist(), strict=True):
+        level = term_of(name, schema).level
+        if level is not None and level[0] == column:
+            shares[level_text(level[1], schema[column], column)] = value
+    found = {
+        level: shares.get(level_text(level, schema[column], column))
+        for level in mine.unique().to_list()
+    }
     given = {level: share for level, share in found.items() if share is not None}
     left = [level for level in found if level not in given]
     if given and len(left) == 1:  # a level without a target has the rest

@@ -150,10 +150,11 @@ class LoggedSample:
     incomplete: int  # replies of clients in the sample that are left out for either reason
     unreported: int  # replies of evaluated rounds without a metric
     by_classifier: tuple[str, ...] = ()  # stages and steps whose error is therefore not known
+    enrollment_notes: tuple[str, ...] = ()  # what was done to targets, or stood in for a model
 
     def notes(self) -> tuple[str, ...]:
         """Return what people should know."""
-        out = []
+        out = [*self.enrollment_notes, *self.sample.enrollment.notes]
         if self.left_out:
             out.append(f"{self.left_out} replies have a missing value or an unknown level.")
         if self.unreported:

@@ -91,6 +91,11 @@ class EnrollmentPhase:
         """How much each of the enrolled moves its own fit, (n,)."""
         return np.zeros(len(self.weights))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of the weights."""
+        return ()
+
     def explained(self, totals: FloatArray) -> FloatArray:
         """Return the part s of weights times totals that the estimated weights explain, (n, K)."""
         return np.zeros_like(totals)
@@ -274,6 +279,7 @@ class CalibratedEnrollment(EnrollmentPhase):
     distance: Distance | InverseLogit
     target_error: FloatArray | None = None  # (q,)
     base: FloatArray | float = 1.0  # d, (n,)
+    warned: tuple[str, ...] = ()  # that the targets are nearly infeasible
 
     @classmethod
     def of(
@@ -297,7 +303,13 @@ class CalibratedEnrollment(EnrollmentPhase):
             distance=distance,
             target_error=balance.se,
             base=_or_one(base),
+            warned=found.warnings(),
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether the targets are nearly infeasible (C14)."""
+        return self.warned
 
     @property
     def fraction(self) -> FloatArray:

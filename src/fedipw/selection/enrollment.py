@@ -31,7 +31,7 @@ from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.saved import ENROLLMENT, StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.design import Design, DesignRows, bound_design
-from fedipw.tables.formula import term_matrix, term_of
+from fedipw.tables.formula import sorted_levels, term_matrix, term_of
 from fedipw.tables.partitions import Block, Changed, Partitions
 from fedipw.tables.population import Members, Population, ReferenceSample
 
@@ -54,6 +54,7 @@ class Needs:
     everyone: bool = False  # the clients that are not enrolled
     size: bool = False  # of the population
     balance: frozenset[str] = frozenset()  # kinds of population means: main, rich, wide
+    strict: bool = False  # whether population means that cannot be met are an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -342,8 +343,13 @@ class TotalsEnrollment(EnrollmentStage):
 
     def __init__(self, population: Population) -> None:
         assert population.targets is not None
-        self.population, self._targets = population, population.targets
-        self._terms = [term_of(n, self.members.frame.schema) for n in self._targets.names]
+        frame = population.members.frame
+        terms = [term_of(name, frame.schema) for name in population.targets.names]
+        columns = {term.level[0] for term in terms if term.level is not None}
+        levels = {column: sorted_levels(frame[column]) for column in columns}
+        self._bound = population.targets.on(terms, frame.schema, levels)
+        self._targets, self._terms = self._bound.targets, terms
+        self.population = population.with_targets(self._targets)
 
     @property
     def size(self) -> float | None:
@@ -361,12 +367,18 @@ class TotalsEnrollment(EnrollmentStage):
             self.population.everyone(needs.method)
         if needs.size and self.size is None:
             raise InputError(f"{needs.method} needs the population size.")
+        if needs.strict and needs.balance:
+            self._bound.required()
 
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
-        """Return that no probability is known."""
+        """Return that no probability is known, and what was done to the targets."""
         del required
         del present
-        return EnrollmentFit(prob=np.full(self.members.size, np.nan), known=~self.members.gone)
+        return EnrollmentFit(
+            prob=np.full(self.members.size, np.nan),
+            known=~self.members.gone,
+            note=" ".join(self._targets.notes),
+        )
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the columns the targets name; there is no richer map than what was given."""

@@ -116,16 +116,28 @@ class Population:
 
     @classmethod
     def from_totals(
-        cls, enrolled: TableLike, targets: TargetsLike, size: float | None = None
+        cls,
+        enrolled: TableLike,
+        targets: TargetsLike,
+        size: float | None = None,
+        *,
+        totals: bool = False,
     ) -> Population:
         """Return a population known by its enrolled clients and by means from outside.
 
-        Rows of ``enrolled`` with ``enrolled`` false are ignored; ``size`` is the population's.
+        Rows of ``enrolled`` with ``enrolled`` false are ignored; ``size`` is the population's. With
+        ``totals`` the targets are population totals, counts of levels, and are divided by it.
         """
-        made = cls.__new__(cls)
-        made.clients, made.targets = Table(enrolled), Targets.given(targets)
         if size is not None:
             check_magnitude(check_positive(size, "population_size"), "population_size")
+        if totals and size is None:
+            raise InputError(
+                "Totals (--totals, totals=) need the population size (--population-size, size=): "
+                "they are divided by it."
+            )
+        made = cls.__new__(cls)
+        made.clients = Table(enrolled)
+        made.targets = Targets.given(targets, totals=size if totals else None)
         made._size = size
         return made
 
@@ -186,6 +198,12 @@ class Population:
         elif self.lists_everyone:
             self.clients.require([ENROLLED])
         return Members(self.clients.collect(query))
+
+    def with_targets(self, targets: Targets) -> Population:
+        """Return the same population with other targets, such as shares that were rescaled."""
+        made = copy(self)
+        made.targets = targets
+        return made
 
     def with_members(self, members: Members) -> Population:
         """Return the same population with other members, such as some that left."""

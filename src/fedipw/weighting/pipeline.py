@@ -259,6 +259,11 @@ class CalibrationRule(Protocol):
         return False
 
     @property
+    def strict(self) -> bool:
+        """Whether targets that cannot be met are an error."""
+        return False
+
+    @property
     def corrects_enrollment(self) -> bool:
         """Whether it does what enrollment probabilities in the base would do again."""
         return self.distance is not None
@@ -358,9 +363,8 @@ class OfEnrolled(CalibrationRule):
         balance = state.balance_for(method, self.balance)
         aware, expected = self.noise_aware, None
         try:
-            weights = balance.enrollment_weights(
-                balance.calibration(self.distance, noise_aware=aware)
-            )
+            found = balance.calibration(self.distance, noise_aware=aware)
+            weights = balance.enrollment_weights(found)
         except (InfeasibleError, NotConvergedError) as error:
             if self.strict:
                 raise
@@ -370,7 +374,7 @@ class OfEnrolled(CalibrationRule):
                 expected = balance.expected_weights(
                     self.distance, state.true_prob, noise_aware=aware
                 )
-        return CalibratedClients(weights, expected)
+        return CalibratedClients(weights, expected, " ".join(found.warnings()))
 
     def strictly(self) -> CalibrationRule:
         """Return the rule without its way out."""
@@ -1018,6 +1022,7 @@ class Method:
             everyone=kind is Probabilities.COLLAPSED,
             size=self.calibration.needs_size,
             balance=frozenset({self.calibration.balance, self.augmentation.balance} - {""}),
+            strict=self.calibration.strict,
         )
 
     @property
