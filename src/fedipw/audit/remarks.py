@@ -184,6 +184,12 @@ def unknowns(found: Gathered) -> tuple[str, ...]:
 
 def _of_totals(found: Gathered) -> Iterator[str]:
     population = found.stage.population
+    if found.stage.reference is not None:
+        yield (
+            "The overlap of enrollment, and subgroups with nobody enrolled: the population is "
+            f"known by a reference sample of {len(found.stage.reference.weights)} rows, so its "
+            "side of every balance has an error of its own."
+        )
     if population.targets is None:
         return
     yield (

@@ -159,8 +159,8 @@ def _print(found: Calibration, rows: int, out: Path) -> None:
     for name, share in found.rare.items():
         aim = float(found.target[found.names.index(name)])
         say(
-            f"Rare: {name}, {share * rows:.0f} enrolled client(s) ({share:.2%}) stand for {aim:.2%} "
-            "of the population."
+            f"Rare: {name}, {share * rows:.0f} enrolled client(s) ({share:.2%}) stand for "
+            f"{aim:.2%} of the population."
         )
     for line in (*found.notes, *found.warnings()):
         say(line)

@@ -54,6 +54,7 @@ class Needs:
     everyone: bool = False  # the clients that are not enrolled
     size: bool = False  # of the population
     balance: frozenset[str] = frozenset()  # kinds of population means: main, rich, wide
+    takes_base: bool = True  # whether it weighs clients by base weights
     strict: bool = False  # whether population means that cannot be met are an error
 
 
@@ -76,6 +77,16 @@ class BalanceColumns:
     mean: FloatArray  # (q,)
     se: FloatArray | None = None  # (q,)
     leading: int | None = None  # columns that are covariates, before squares and products
+    base: FloatArray | None = None  # (n,) weights that calibration starts from, alike if none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceRows:
+    """The rows of a reference sample that have all values, coded."""
+
+    design: Design
+    columns: FloatArray  # (m, q)
+    weights: FloatArray  # (m,) design weights
 
 
 class EnrollmentStage(ABC):
@@ -83,11 +94,30 @@ class EnrollmentStage(ABC):
 
     population: Population
     coded: CodedTable | None = None  # the population's rows, where everybody is listed
+    reference: ReferenceRows | None = None  # those of a reference sample, where there is one
 
     @property
     def members(self) -> Members:
         """Everybody who is enrolled at some time."""
         return self.population.members
+
+    @property
+    def base(self) -> FloatArray | None:
+        """Base weights of the members, (n,); none where they count alike."""
+        return self.population.member_base
+
+    @property
+    def own(self) -> FloatArray | None:
+        """Clients that each member is itself, (n,), where rows stand for more than one."""
+        return None
+
+    def check_base(self, needs: Needs) -> None:
+        """Raise if base weights were given to a method that does not use them."""
+        if self.population.base is not None and not needs.takes_base:
+            raise InputError(
+                f"{needs.method} takes no base weights: use fedipw, participation-only or a "
+                "calibrated method, or leave the base weights out."
+            )
 
     @property
     @abstractmethod
@@ -98,6 +128,11 @@ class EnrollmentStage(ABC):
     @abstractmethod
     def formula(self) -> str:
         """What it rests on, for people."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to what was given, a sentence each, as of the last fit."""
+        return ()
 
     @abstractmethod
     def require(self, needs: Needs) -> None:
@@ -199,18 +234,34 @@ class TableEnrollment(EnrollmentStage):
                 lump_below=settings.lump_below, where=table.name, checked=False,
             )  # fmt: skip
         known_before_enrollment(table, design.columns)
+        if population.base is not None and not isinstance(settings.estimator, Newton):
+            raise InputError(
+                "Base weights go with logistic regression fitted once: leave out the base weights, "
+                "or --classifier, --folds and --score-calibration."
+            )
         self.population, self.model = population, model
         self.coded = CodedTable.of(
-            table, design, covariates=covariates, settings=settings, progress=progress
-        )
+            table, design, weight=population.base, covariates=covariates, settings=settings,
+            progress=progress,
+        )  # fmt: skip
         self._last: StageModel | None = None
         self._note = ""  # on the last fit
         self._present: BoolArray | None = None  # who was enrolled in the last fit
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether the last fit was penalised."""
+        return (f"{self._note[:1].upper()}{self._note[1:]}",) if self._note else ()
+
+    @property
     def size(self) -> float:
-        """Number of clients of the population that take part, N."""
-        return float(self.coded.partitions.rows)
+        """Number of clients of the population that take part, N: the sum of base weights."""
+        return float(self.coded.rows) if self.population.base is None else self.coded.size
+
+    @property
+    def own(self) -> FloatArray | None:
+        """Clients that each member's row stands for, (n,)."""
+        return self.base
 
     @property
     def formula(self) -> str:
@@ -219,6 +270,7 @@ class TableEnrollment(EnrollmentStage):
 
     def require(self, needs: Needs) -> None:
         """Refuse methods that need the truth, or probabilities that cannot be had."""
+        self.check_base(needs)
         if needs.probabilities and self.members.listed == self.coded.table.rows:
             raise InputError(
                 f"{self.coded.table.name}: all {self.members.listed} clients are enrolled: there "
@@ -240,7 +292,8 @@ class TableEnrollment(EnrollmentStage):
         columns, known = self._coded_members.columns, self._coded_members.known
         note, model, rate = "", self.model, np.nan
         if model is None and self.members.dated and self._few(present):
-            rate = float(present.sum()) / self.size
+            rate = float(present.sum() if self.base is None else self.base[present].sum())
+            rate /= self.size
             note = f"constant enrollment rate: fewer than {PER_COEFFICIENT} clients a coefficient"
         elif model is None:
             try:
@@ -268,7 +321,7 @@ class TableEnrollment(EnrollmentStage):
         """Return whether too few are enrolled, or left, for a model of enrollment."""
         inside = int(present.sum())
         needed = PER_COEFFICIENT * (len(self.coded.design.terms) + 1)
-        return min(inside, self.size - inside) <= needed
+        return min(inside, self.coded.rows - inside) <= needed
 
     def rows_at(self, present: BoolArray) -> Partitions:
         """Return the population's rows, labelled by which members are enrolled, (n,)."""
@@ -321,7 +374,9 @@ class TableEnrollment(EnrollmentStage):
         else:
             design, rows, mean = self.coded.design, self._coded_members, self.coded.means()
         main = len(self.coded.design.terms)
-        return BalanceColumns(names=design.names, matrix=rows.matrix(), mean=mean, leading=main)
+        return BalanceColumns(
+            names=design.names, matrix=rows.matrix(), mean=mean, leading=main, base=self.base
+        )
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out."""
@@ -352,6 +407,11 @@ class TotalsEnrollment(EnrollmentStage):
         self.population = population.with_targets(self._targets)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Which shares were rescaled."""
+        return self._targets.notes
+
+    @property
     def size(self) -> float | None:
         """The population's size, where it was given."""
         return self.population.size
@@ -363,6 +423,7 @@ class TotalsEnrollment(EnrollmentStage):
 
     def require(self, needs: Needs) -> None:
         """Raise if a method needs the clients that are not enrolled."""
+        self.check_base(needs)
         if needs.probabilities or needs.truth or needs.everyone:
             self.population.everyone(needs.method)
         if needs.size and self.size is None:
@@ -377,7 +438,7 @@ class TotalsEnrollment(EnrollmentStage):
         return EnrollmentFit(
             prob=np.full(self.members.size, np.nan),
             known=~self.members.gone,
-            note=" ".join(self._targets.notes),
+            note=" ".join(self.notes),
         )
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
@@ -388,41 +449,46 @@ class TotalsEnrollment(EnrollmentStage):
         matrix[self.members.gone] = moments.mean  # they count no more, whatever is known of them
         check_finite(matrix, self._targets.names, "enrolled table")
         return BalanceColumns(
-            names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se
-        )
+            names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se,
+            base=self.base,
+        )  # fmt: skip
 
 
 @final
 class SampleEnrollment(EnrollmentStage):
     """The rest is known by a reference sample: enrollment is fitted on both (P3)."""
 
+    reference: ReferenceRows
+
     def __init__(
         self, population: Population, sample: ReferenceSample, formula: str, settings: TableSettings
     ) -> None:
-        self.population, self._sample = population, sample
-        known = sample.table.schema
+        self.population = population
+        table, known = sample.table, sample.table.schema
         own = [n for n in population.covariates if n in known and n != sample.weight]
         self._design = bound_design(
-            formula, sample.table.scan(), own, missing=settings.missing,
-            lump_below=settings.lump_below, where=sample.table.name,
+            formula, table.scan(), own, missing=settings.missing, lump_below=settings.lump_below,
+            where=table.name,
         )  # fmt: skip
+        rows = self._design.rows(
+            table.collect(table.scan().select(self._design.columns)), table.name
+        )
+        self.reference = ReferenceRows(
+            design=self._design, columns=rows.columns.T, weights=sample.weights[rows.known]
+        )
         self._note = "enrollment by a reference sample"
         if settings.estimator != Newton():
             self._note += ", by logistic regression without a penalty"
 
-    @cached_property
-    def _reference(self) -> tuple[FloatArray, FloatArray]:
-        """Design columns of the sample's rows that have all values, (m, q), and their weights."""
-        table, weights = self._sample.table, self._sample.weights
-        rows = self._design.rows(
-            table.collect(table.scan().select(self._design.columns)), table.name
-        )
-        return rows.columns.T, weights[rows.known]
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That there is a reference sample, and what it cannot be fitted by."""
+        return (f"{self._note[:1].upper()}{self._note[1:]}.",)
 
     @property
     def size(self) -> float:
         """Sum of the design weights of the sample that takes part, about N."""
-        return float(self._reference[1].sum())
+        return float(self.reference.weights.sum())
 
     @property
     def formula(self) -> str:
@@ -442,7 +508,9 @@ class SampleEnrollment(EnrollmentStage):
         known = rows.known
         prob, inside = np.full(self.members.size, np.nan), rows.columns.T[present[known]]
         try:
-            fit = reference_sample_fit(inside, *self._reference, self._design.names)
+            fit = reference_sample_fit(
+                inside, self.reference.columns, self.reference.weights, self._design.names
+            )
         except FedIPWError as error:
             if required:
                 raise

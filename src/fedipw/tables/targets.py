@@ -256,7 +256,8 @@ class Targets:
             if groups.setdefault(column, {}).setdefault(level, j) != j:
                 both = some([self.names[groups[column][level]], self.names[j]])
                 raise InputError(f"{self._at}{both} are the same level: give it once.")
-        found, faults = self, []
+        found: Targets = self
+        faults: list[InfeasibleError | InputError] = []
         for column, listed in groups.items():
             members, known = list(listed.values()), levels[column]
             try:
