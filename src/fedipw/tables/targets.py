@@ -207,7 +207,14 @@ class Targets:
         ``totals`` is N where values and their standard errors are of totals.
         """
         table = Table(source)
-        frame = table.collect()
+        try:
+            frame = table.collect()
+        except InputError as error:
+            if "more fields" not in str(error):
+                raise
+            raise InputError(
+                f'{error} A name that holds a comma stands in quotes, as in "agecat[(0,19]]",0.2.'
+            ) from error
         for column in ("name", "value"):
             if column not in frame.columns:
                 raise InputError(
