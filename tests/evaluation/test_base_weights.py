@@ -260,3 +260,31 @@ def test_a_column_of_base_weights_is_no_covariate(files: Files) -> None:
     found, _ = files.weighed("--base", "a", "--enrollment", "age + rich", "--participation", "age")
     plain, _ = files.weighed("--enrollment", "age + rich", "--participation", "age")
     np.testing.assert_allclose(found["weight"], plain["weight"], rtol=1e-11)
+
+
+def test_an_audit_by_constant_base_weights_is_that_without(files: Files) -> None:
+    settings: dict[str, Any] = {**MODELS, "metrics": files.metrics}
+    found = [
+        fedipw.audit(
+            fedipw.Population(files.people.drop([n for n in ("a", "b") if n != base]), base=base),
+            files.where / "rounds", **settings,
+        ).to_json()
+        for base in (None, "a", "b")
+    ]  # fmt: skip
+    for other, times in zip(found[1:], (1.0, 3.5), strict=True):
+        for part in ("stages", "balance", "metric"):
+            assert _numbers(other[part]) == pytest.approx(_numbers(found[0][part]), rel=1e-9)
+        assert other["sizes"]["population"] == pytest.approx(times * 240.0)
+        one, two = other["overlap"], found[0]["overlap"]
+        assert one["estimated_size"] == pytest.approx(times * two["estimated_size"], rel=1e-9)
+        assert one["smallest_prob"] == pytest.approx(two["smallest_prob"], rel=1e-9)
+        assert one["share_below"] == pytest.approx(two["share_below"], rel=1e-9)
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return all numbers of plain values, in order."""
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in _numbers(v)]
+    if isinstance(value, list | tuple):
+        return [x for v in value for x in _numbers(v)]
+    return [float(value)] if isinstance(value, int | float) else []

@@ -381,10 +381,11 @@ def _overlap_part(
     found: Overlap | None, threshold: float, empty: tuple[Cell, ...], small: int
 ) -> OverlapPart:
     """Return the overlap; without a model only the cells with nobody enrolled are known."""
-    known = ("below", "share_below", "estimated_size", "effective_sample_size")
+    known = ("share_below", "estimated_size", "effective_sample_size")
     return OverlapPart(
         threshold=threshold,
         smallest_prob=None if found is None else found.smallest[0],
+        below=None if found is None else round(found.below),
         empty=empty[:MOST_EMPTY],
         empty_small=small,
         **{name: getattr(found, name, None) for name in known},

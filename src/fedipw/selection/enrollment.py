@@ -255,7 +255,7 @@ class TableEnrollment(EnrollmentStage):
 
     @property
     def size(self) -> float:
-        """Number of clients of the population that take part, N: the sum of base weights."""
+        """Number of clients of the population that take part, N, by base weights if any."""
         return float(self.coded.rows) if self.population.base is None else self.coded.size
 
     @property

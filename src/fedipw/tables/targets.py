@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -255,7 +255,7 @@ class Targets:
         for j, term in enumerate(terms):
             first = term.factors[0]
             if len(term.factors) == 1 and first.is_plain and schema[first.column] == pl.Boolean:
-                self._check_share(j)
+                self._on_file(self._check_share, j)
             if term.level is None:
                 continue
             column, written = term.level
@@ -267,10 +267,7 @@ class Targets:
         faults: list[InfeasibleError | InputError] = []
         for column, listed in groups.items():
             members, known = list(listed.values()), levels[column]
-            try:
-                self._check_shares(column, members)
-            except InputError as error:
-                raise InputError(f"{self._at}{error}") from error
+            self._on_file(self._check_shares, column, members)
             found = found._rescaled(column, members, complete=set(known) <= set(listed))
             faults += [
                 self._without_clients(column, level, j, known)
@@ -280,6 +277,13 @@ class Targets:
             if set(known) <= set(listed) and len(members) > 1:
                 faults += self._too_few(column, members)
         return BoundTargets(found, tuple(faults))
+
+    def _on_file(self, check: Callable[..., None], *given: object) -> None:
+        """Check something, and name the table in what it raises."""
+        try:
+            check(*given)
+        except InputError as error:
+            raise InputError(f"{self._at}{error}") from error
 
     @property
     def _at(self) -> str:
