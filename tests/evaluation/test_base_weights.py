@@ -75,6 +75,23 @@ def test_weights_by_constant_base_weights_are_those_without(
         np.testing.assert_allclose(table["weight"], found[0]["weight"], rtol=1e-11)
 
 
+@pytest.mark.parametrize("soft", [{"l2": 3.0}, {"soft": True, "enrollment": "age + parted"}])
+def test_penalties_grow_with_base_weights(files: Files, soft: dict[str, Any]) -> None:
+    """So that a common factor of base weights changes nothing, of fits that separate either."""
+    parted = pl.when(pl.col("enrolled") & (pl.col("age") > 1.0)).then(1.0).otherwise(0.0)
+    people = files.people.with_columns(parted=parted)
+    found = [
+        fedipw.weigh(
+            fedipw.Population(people.drop([n for n in ("a", "b") if n != base]), base=base),
+            files.where / "rounds", method="fedipw", participation="age",
+            **({"enrollment": "age"} | soft),
+        ).table
+        for base in (None, "a", "b")
+    ]  # fmt: skip
+    for table in found[1:]:
+        np.testing.assert_allclose(table["weight"], found[0]["weight"], rtol=1e-8)
+
+
 @pytest.mark.parametrize("totals", [False, True])
 @pytest.mark.parametrize("jackknife", [0, 6])
 def test_estimates_by_constant_base_weights_are_those_without(
@@ -272,8 +289,14 @@ def test_an_audit_by_constant_base_weights_is_that_without(files: Files) -> None
         for base in (None, "a", "b")
     ]  # fmt: skip
     for other, times in zip(found[1:], (1.0, 3.5), strict=True):
-        for part in ("stages", "balance", "metric"):
+        for part in ("balance", "metric", "rates"):
             assert _numbers(other[part]) == pytest.approx(_numbers(found[0][part]), rel=1e-9)
+        for a, b in zip(other["stages"], found[0]["stages"], strict=True):
+            for name in ("auc", "rate", "calibration_ratio", "reliability", "prob"):
+                assert _numbers(a[name]) == pytest.approx(_numbers(b[name]), rel=1e-9)
+        assert any(
+            "Rows of the population count by their base weights" in x for x in other["notes"]
+        )
         assert other["sizes"]["population"] == pytest.approx(times * 240.0)
         one, two = other["overlap"], found[0]["overlap"]
         assert one["estimated_size"] == pytest.approx(times * two["estimated_size"], rel=1e-9)

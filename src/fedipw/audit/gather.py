@@ -393,8 +393,8 @@ def _overlap_part(
 
 
 def _block_sums(block: Block, prob: BlockProb) -> CalibrationSums:
-    weights = block.weights if len(block.weights) else np.ones(block.rows)
-    return calibration_sums(prob(block), block.labels.astype(np.float64), weights)
+    # rows count alike here, whatever their base weights: few of them must stay hidden
+    return calibration_sums(prob(block), block.labels.astype(np.float64), np.ones(block.rows))
 
 
 def _totals_facts(

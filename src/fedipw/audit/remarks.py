@@ -63,6 +63,12 @@ def _of_enrollment(found: Gathered) -> Iterator[str]:
             f"{stage.coded.left_out} clients of the population table are left out of enrollment "
             "and balance: a value is missing or a level unknown."
         )
+    if stage.own is not None:
+        yield (
+            "Rows of the population count by their base weights. The check of the enrollment "
+            "model (calibration, AUC) counts rows alike, and standard errors of its coefficients "
+            "take base weights for numbers of independent clients."
+        )
     if stage.members.changes:
         when = "of all enrolled at some time"
         if found.facts.present_in:

@@ -208,6 +208,7 @@ class TableEnrollment(EnrollmentStage):
     """Everybody is listed: enrollment probabilities are fitted on the whole population."""
 
     coded: CodedTable
+    _penalty = 1.0  # mean base weight of a row, by which penalties grow
 
     def __init__(
         self,
@@ -239,6 +240,10 @@ class TableEnrollment(EnrollmentStage):
                 "Base weights go with logistic regression fitted once: leave out the base weights, "
                 "or --classifier, --folds and --score-calibration."
             )
+        if population.base is not None and isinstance(settings.estimator, Newton):
+            # the penalty of a row's mean weight: a common factor of base weights changes nothing
+            self._penalty = float(population.size or table.rows) / table.rows
+            settings = replace(settings, estimator=Newton(settings.estimator.l2 * self._penalty))
         self.population, self.model = population, model
         self.coded = CodedTable.of(
             table, design, weight=population.base, covariates=covariates, settings=settings,
@@ -250,8 +255,13 @@ class TableEnrollment(EnrollmentStage):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Whether the last fit was penalised."""
-        return (f"{self._note[:1].upper()}{self._note[1:]}",) if self._note else ()
+        """What base weights mean for errors, and whether the last fit was penalised."""
+        base = (
+            "Rows of the population count by their base weights; a row is one draw of enrollment, "
+            "however many clients it stands for."
+        )
+        made = [base] if self.population.base is not None else []
+        return (*made, *([f"{self._note[:1].upper()}{self._note[1:]}"] if self._note else []))
 
     @property
     def size(self) -> float:
@@ -340,7 +350,7 @@ class TableEnrollment(EnrollmentStage):
             settings = self.coded.settings
             if not settings.soft or settings.estimator != Newton():
                 raise
-            self._last = self.coded.model(None, rows, Newton(l2=PENALTY))
+            self._last = self.coded.model(None, rows, Newton(l2=PENALTY * self._penalty))
             self._note = f"enrollment by a fit with a penalty of {PENALTY:g}: {error}"
         self._present = present.copy()
         return self._last
