@@ -115,6 +115,7 @@ def test_estimates_by_constant_base_weights_are_those_without(
     ]
     for other in found[1:]:
         near(other, found[0], 1e-9 if jackknife else 1e-11)
+        assert totals or "a row is one draw of enrollment" in other.notes[0]
         for a, b in zip(other.sensitivity, found[0].sensitivity, strict=True):
             assert (a.low, a.high) == pytest.approx((b.low, b.high), rel=1e-9)
             assert a.weight_error == pytest.approx(b.weight_error, rel=1e-9)
