@@ -202,6 +202,7 @@ def calibrate(
     base: str | None = None,
     population_size: float | None = None,
     slack: float | None = None,
+    totals: bool = False,
 ) -> CalibratedWeights:
     """Weigh enrolled clients so that their means are the population's.
 
@@ -218,6 +219,8 @@ def calibrate(
         Column of base weights, and N.
     slack
         Allow each mean to miss by this many standard deviations of its column.
+    totals
+        Whether targets are population totals, counts of levels: they are divided by N.
 
     Examples
     --------
@@ -230,7 +233,7 @@ def calibrate(
 
     table, found = calibrated_table(
         enrolled,
-        Targets.given(targets),
+        Targets.given(targets, totals=_checked_totals(population_size) if totals else None),
         distance=distance_named(distance, bounds),
         base=base,
         population_size=population_size,
@@ -342,6 +345,12 @@ def audit(
         metric=request,
     )  # fmt: skip
     return Report(judged(found, Means(memory=memory, invitations=invitations)))
+
+
+def _checked_totals(size: float | None) -> float:
+    if size is None:
+        raise InputError("Totals need population_size: they are divided by it.")
+    return size
 
 
 def _job(

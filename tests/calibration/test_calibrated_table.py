@@ -178,12 +178,19 @@ def test_missing_values_are_named(
 
 
 @pytest.mark.parametrize(
-    "targets", [{"age": 90.0}, {"os[ios]": 0.3, "os[web]": 0.3, "os[tv]": 0.3}, {"os[vr]": 0.1}]
+    ("targets", "kind"),
+    [
+        ({"age": 90.0}, InfeasibleError),
+        ({"os[ios]": 0.3, "os[web]": 0.3, "os[tv]": 0.31}, InputError),
+        ({"os[vr]": 0.1}, InfeasibleError),
+    ],
 )
-def test_infeasible_targets_end_in_the_same_error(table: Path, targets: dict[str, float]) -> None:
+def test_infeasible_targets_end_in_the_same_error(
+    table: Path, targets: dict[str, float], kind: type[Exception]
+) -> None:
     messages = []
     for in_memory in (0, ROWS):
-        with pytest.raises(InfeasibleError) as caught:
+        with pytest.raises(kind) as caught:
             calibrated_table(table, Targets.of(targets), in_memory=in_memory)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]

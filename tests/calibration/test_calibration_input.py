@@ -257,15 +257,41 @@ def test_dependence_is_found_in_many_rows_too() -> None:
     assert result.weights @ b == pytest.approx([0.1, 0.0, 0.1005], abs=1e-10)
 
 
-def test_rare_levels_are_named_with_their_share() -> None:
+def test_levels_that_few_clients_must_carry_are_called_rare() -> None:
     n = 200
-    b = np.zeros((n, 4))
-    b[:8, 0], b[:10, 1], b[:, 2] = 1.0, 1.0, np.linspace(0.0, 1.0, n)
-    b[50:150, 3] = 1.0
-    result = calibrated(b, [0.05, 0.06, 0.5, 0.4], names=["few", "enough", "line", "many"])
+    b = np.zeros((n, 5))
+    b[:8, 0], b[8:18, 1], b[:, 2] = 1.0, 1.0, np.linspace(0.0, 1.0, n)
+    b[50:150, 3], b[190:195, 4] = 1.0, 1.0
+    names = ["few", "enough", "line", "many", "harmless"]
+    targets = [0.09, 0.12, 0.5, 0.4, 0.04]  # of shares 0.04, 0.05, ., 0.5, 0.025
+    result = calibrated(b, targets, names=names)
     assert result.rare == pytest.approx({"few": 0.04})
+    assert calibrated(b, [0.08, *targets[1:]], names=names).rare == {}
+    base = np.where(b[:, 0] == 1.0, 2.0, 1.0)  # they stand for twice as many already
+    assert calibrated(b, targets, names=names, base=base).rare == {}
     codes = np.repeat([0, 1], [4, 196])[:, None]
     assert calibrated(Margins(codes, (("few", "many"),)), [0.1, 0.9]).rare == {"few": 0.02}
+    many = np.repeat([0, 1], [40, 1960])[:, None]  # 2% of them, and forty clients
+    assert calibrated(Margins(many, (("few", "many"),)), [0.1, 0.9]).rare == {}
+
+
+@pytest.mark.parametrize(
+    ("n", "target", "least"), [(100, 0.95, 10.0), (1000, 0.9999, 100.0), (12, 0.99, 6.0)]
+)
+def test_targets_that_few_clients_meet_are_warned_of(n: int, target: float, least: float) -> None:
+    """Ones at one client in n: q of it is the target, so the effective number is known."""
+    b = np.zeros((n, 1))
+    b[0] = 1.0
+    found = calibrated(b, [target], distance=Entropy(), names=["one"])
+    left = 1.0 / (target**2 + (1.0 - target) ** 2 / (n - 1))
+    assert found.effective_sample_size == pytest.approx(left, rel=1e-9)
+    (text,) = found.warnings()
+    assert text == (
+        f"Warning: the targets are nearly infeasible. Calibration leaves {left:.1f} effective "
+        f"clients of {n}.0, fewer than {least:.1f}, and {target:.1%} of the weight to one of "
+        "them; one pulls most."
+    )
+    assert calibrated(b, [1.5 / n], distance=Entropy(), names=["one"]).warnings() == ()
 
 
 def test_one_client_alone() -> None:

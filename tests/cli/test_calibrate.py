@@ -79,7 +79,10 @@ def test_rows_outside_enrollment_are_ignored_and_rare_levels_named(tmp_path: Pat
     done = fedipw("calibrate", units, "--targets", targets, "--out", out)
     assert done.returncode == 0, done.stderr
     assert pl.read_csv(out).height == 40
-    assert "Rare: os[x], 2.50%" in done.stdout
+    assert (
+        "Rare: os[x], 1 enrolled client(s) (2.50%) stand for 10.00% of the population."
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz", ".tsv", ".feather", ""])

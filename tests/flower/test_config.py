@@ -67,6 +67,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"population": None}, "Give population=, or enrolled="),
     "half": ({"population": None, "enrolled": "e.csv"}, "enrolled= and targets= go together"),
     "size": ({"population_size": 50}, "population_size= goes with targets="),
+    "totals": ({"totals": True}, "totals= goes with targets="),
     "no table": ({"population": "nowhere.parquet"}, "nowhere.parquet"),
     "scheme": ({"scheme": "fedpiw"}, "did you mean fedipw"),
     "rule": ({"scheme": "fednova+fedipw"}, "'fednova.fedipw' is a way of training"),
@@ -164,6 +165,12 @@ def test_tables_may_be_frames_and_targets_a_dict(tmp_path: Path) -> None:
         "totals file": paths,
         "totals polars": {"enrolled": inside, "targets": {"age": 0.2}},
         "totals pandas": {"enrolled": in_pandas(inside), "targets": {"age": 0.2}},
+        "totals of N": {
+            "enrolled": inside,
+            "targets": {"age": 20.0},
+            "population_size": 100,
+            "totals": True,
+        },
     }
     found: dict[str, Any] = {}
     for name, given in known.items():
@@ -178,6 +185,7 @@ def test_tables_may_be_frames_and_targets_a_dict(tmp_path: Path) -> None:
         for other in ("polars", "pandas"):
             assert found[f"{kind} {other}"] == found[f"{kind} file"]
     assert found["table file"] != found["totals file"]
+    assert found["totals of N"] == found["totals file"]
 
 
 def test_without_columns_of_its_own_a_formula_asks_for_nothing(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_backticks_in_names_are_doubled() -> None:
         ("(1|os)", r"parentheses stand in C\(...\) and ns\(...\) only"),
         ("(age + os)", r"character 1: parentheses"),
         ("age)", r"'\)' cannot stand here; terms are joined by \+ - : or \*"),
-        ("age[ios][x]", r"character 9: '\[x\]' cannot stand here"),
+        ("age[ios] x", r"the level of 'age' has no closing '\]' with a sign or nothing behind"),
         ("age[ios", r"the level of 'age' has no closing '\]'"),
         ("log(age)", r"log\(...\) is no function of formulas; there are C\(a\) and ns"),
         ("C(age", r"C\(age ... has no closing '\)'"),

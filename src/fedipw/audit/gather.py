@@ -50,7 +50,12 @@ from fedipw.evaluation.evaluate import EvaluationPlan, covariate_cells, evaluate
 from fedipw.evaluation.logged import LoggedSample, MetricCollector, Metrics, check_method
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.numerics.checks import check_positive, some
-from fedipw.selection.enrollment import EnrollmentStage, member_columns, relabelled
+from fedipw.selection.enrollment import (
+    EnrollmentStage,
+    ReferenceRows,
+    member_columns,
+    relabelled,
+)
 from fedipw.selection.overlap import THRESHOLD, Cell, Overlap, empty_cells, overlap
 from fedipw.selection.participation import Window
 from fedipw.selection.saved import (
@@ -202,13 +207,16 @@ class _Job(NamedTuple):
         stage, min_cell = self.stage, self.min_cell
         weighing = facts.weighing or _weighing(stage, plan, facts)
         weights, state = weighing.inverse_enrollment(), weighing.state
+        own = np.ones(stage.members.size) if stage.own is None else stage.own
         groups = {
-            ENROLLED: state.enrolled.astype(np.float64),
-            PARTICIPANTS: facts.reply_counts.astype(np.float64),
+            ENROLLED: state.enrolled * own,
+            PARTICIPANTS: facts.reply_counts * own,
             ENROLLED_WEIGHTED: weights,
             PARTICIPANTS_WEIGHTED: facts.reply_weights,
         }
-        if stage.coded is None:
+        if stage.reference is not None:
+            tables = _sample_facts(stage, stage.reference, groups, min_cell)
+        elif stage.coded is None:
             tables = _totals_facts(stage, state.enrolled, groups, min_cell)
         else:
             tables = _population_facts(stage, state, groups, self.threshold, min_cell)
@@ -373,10 +381,11 @@ def _overlap_part(
     found: Overlap | None, threshold: float, empty: tuple[Cell, ...], small: int
 ) -> OverlapPart:
     """Return the overlap; without a model only the cells with nobody enrolled are known."""
-    known = ("below", "share_below", "estimated_size", "effective_sample_size")
+    known = ("share_below", "estimated_size", "effective_sample_size")
     return OverlapPart(
         threshold=threshold,
         smallest_prob=None if found is None else found.smallest[0],
+        below=None if found is None else round(found.below),
         empty=empty[:MOST_EMPTY],
         empty_small=small,
         **{name: getattr(found, name, None) for name in known},
@@ -384,6 +393,7 @@ def _overlap_part(
 
 
 def _block_sums(block: Block, prob: BlockProb) -> CalibrationSums:
+    # rows count alike here, whatever their base weights: few of them must stay hidden
     return calibration_sums(prob(block), block.labels.astype(np.float64), np.ones(block.rows))
 
 
@@ -411,6 +421,23 @@ def _totals_facts(
     table = BalanceTable.of_targets(
         targets, found, scale_group=ENROLLED_WEIGHTED if scaled else ENROLLED
     )
+    return _TableFacts(balance=table.without(small))
+
+
+def _sample_facts(
+    stage: EnrollmentStage, reference: ReferenceRows, groups: _Groups, min_cell: int
+) -> _TableFacts:
+    """Return what a reference sample says: the balance of the columns of the enrollment model."""
+    design = reference.design
+    counts = (reference.columns != 0.0).sum(axis=0)
+    small = small_terms(
+        design.terms, counts, len(reference.columns), min_cell=min_cell, kinds=design.kinds,
+        levels=design.levels,
+    )  # fmt: skip
+    rows = design.rows(stage.members.frame, "enrolled clients")
+    whole = weighted_moments(np.ascontiguousarray(reference.columns.T), reference.weights)
+    found = _moments(groups, rows.columns, rows.known)
+    table = BalanceTable.of(design.names, whole, found, levels=design.levels)
     return _TableFacts(balance=table.without(small))
 
 

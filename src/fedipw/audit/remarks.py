@@ -63,6 +63,12 @@ def _of_enrollment(found: Gathered) -> Iterator[str]:
             f"{stage.coded.left_out} clients of the population table are left out of enrollment "
             "and balance: a value is missing or a level unknown."
         )
+    if stage.own is not None:
+        yield (
+            "Rows of the population count by their base weights. The check of the enrollment "
+            "model (calibration, AUC) counts rows alike, and standard errors of its coefficients "
+            "take base weights for numbers of independent clients."
+        )
     if stage.members.changes:
         when = "of all enrolled at some time"
         if found.facts.present_in:
@@ -184,6 +190,12 @@ def unknowns(found: Gathered) -> tuple[str, ...]:
 
 def _of_totals(found: Gathered) -> Iterator[str]:
     population = found.stage.population
+    if found.stage.reference is not None:
+        yield (
+            "The overlap of enrollment, and subgroups with nobody enrolled: the population is "
+            f"known by a reference sample of {len(found.stage.reference.weights)} rows, so its "
+            "side of every balance has an error of its own."
+        )
     if population.targets is None:
         return
     yield (

@@ -27,7 +27,9 @@ from fedipw.numerics.checks import LARGEST, SMALLEST, check_magnitude, check_pos
 from fedipw.numerics.dual import CLIPPED, EXPONENTIAL, LOGISTIC
 
 TYPICAL_SHIFT = 0.55  # of population means from the enrolled clients', in standard deviations
-RARE = 0.05  # share of enrolled clients below which a level is named
+RARE = 10  # enrolled clients below which a level may be called rare
+RARE_TIMES = 2.0  # its share among them, which it must stand for more than to be called so
+FEW = (0.1, 10.0)  # share, and number, of effective clients that calibration must leave
 
 
 @final
@@ -80,10 +82,11 @@ class Calibration:
     iterations: int
     status: Status
     dropped: dict[str, str]  # columns that say nothing new, with the reason
-    rare: dict[str, float]  # indicators of few enrolled clients, with their share
+    rare: dict[str, float]  # indicators that few enrolled clients carry (C15), with their share
     slack: Slack | None
     rule: Distance | InverseLogit
     share: FloatArray  # of base weight, (n,) or (1,) where all are alike
+    notes: tuple[str, ...] = ()  # what was done to the targets before
 
     @property
     def distance(self) -> float:
@@ -120,6 +123,37 @@ class Calibration:
     def effective_sample_size(self) -> float:
         """Kish's effective number of enrolled clients (W10)."""
         return float(self.weights.sum() ** 2 / (self.weights**2).sum())
+
+    def warnings(self) -> tuple[str, ...]:
+        r"""Return whether targets are nearly out of reach, by the clients that are left to count.
+
+        .. math:: n_{eff}(q) < \max\big(n_{eff}(d)/10,\; \min(10,\, n_{eff}(d)/2)\big) \qquad (C14)
+
+        with Kish's effective numbers of the weights and of the base weights (W10): a tenth of the
+        clients, or ten of them, must be left. The target named is that whose multiplier, in
+        standard deviations, is largest.
+        """
+        base = 1.0 / (self.share**2).sum() if len(self.share) > 1 else float(len(self.weights))
+        least, left = effective_needed(base), self.effective_sample_size
+        if left >= least:
+            return ()
+        pull = np.abs(self.multipliers[:-1]) * self.deviation
+        text = (
+            f"Warning: the targets are nearly infeasible. Calibration leaves {left:.1f} effective "
+            f"clients of {base:.1f}, fewer than {least:.1f}, and {self.weights.max():.1%} of the "
+            f"weight to one of them; {self.names[int(pull.argmax())]} pulls most."
+        )
+        return (text,)
+
+
+def effective_needed(base: float) -> float:
+    """Return the effective clients below which targets are nearly infeasible (C14).
+
+    >>> effective_needed(500.0), effective_needed(40.0), effective_needed(6.0)
+    (50.0, 10.0, 3.0)
+    """
+    share, number = FEW
+    return max(share * base, min(number, base / 2.0))
 
 
 def calibrated(
@@ -375,21 +409,35 @@ def _result(
         iterations=found.iterations,
         status=found.status,
         dropped=dropped,
-        rare=_rare(problem.design),
+        rare=_rare(problem),
         slack=task.slack,
         rule=task.distance,
         share=problem.base,
     )
 
 
-def _rare(design: BalanceDesign) -> dict[str, float]:
-    """Return indicators of few enrolled clients, with their share of the rows."""
-    moments = design.moments
+def _rare(problem: DualProblem) -> dict[str, float]:
+    r"""Return indicators that few enrolled clients must carry, with their share of the rows.
+
+    .. math:: n_l < 10 \quad \text{and} \quad
+       \mu_l > 2 \sum_{i \in l} d_i \Big/ \sum_i d_i \qquad (C15)
+
+    A level of few clients that stands for no more than they do at their base weights is harmless.
+    """
+    design, moments = problem.design, problem.design.moments
     share, n = moments.mean, design.rows
     spread = np.sqrt(np.maximum(share * (1.0 - share), 0.0) * n / max(1, n - 1))
     binary = (moments.least == 0.0) & (moments.largest == 1.0)
     binary &= np.isclose(spread, moments.deviation, rtol=1e-6)  # nothing between 0 and 1
-    return {design.names[j]: float(share[j]) for j in np.flatnonzero(binary & (share < RARE))}
+    few = binary & (share * n < RARE - 0.5)
+    if not few.any():
+        return {}
+    base = share
+    if len(problem.base) > 1:
+        square = gram(design, problem.base, moments.mean, problem.scale)
+        base = moments.mean + problem.scale * (square[-1, :-1] / square[-1, -1])
+    few &= problem.target > RARE_TIMES * base
+    return {design.names[j]: float(share[j]) for j in np.flatnonzero(few)}
 
 
 def _inverse_logit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedipw.errors import InputError
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import some
 from fedipw.tables.columns import ENROLLED, ID
-from fedipw.tables.formula import Term, term_matrix, term_of
+from fedipw.tables.formula import Term, sorted_levels, term_matrix, term_of
 from fedipw.tables.population import Population
 from fedipw.tables.table import Table, TableLike
 from fedipw.tables.targets import Targets
@@ -58,6 +59,8 @@ def calibrated_table(
         given = Table(given.collect())
     Population(given).check()
     columns = _target_columns(given, targets)
+    if population_size is None:
+        population_size = targets.totals
     rows = given.collect(_enrolled(given).select(_id_and_base(given, base)))
     design: BalanceDesign
     if whole:
@@ -73,6 +76,7 @@ def calibrated_table(
         slack=slack,
         se=columns.se,
     )
+    found = replace(found, notes=columns.notes)
     return pl.DataFrame({ID: rows[ID], "weight": found.weights}), found
 
 
@@ -109,6 +113,7 @@ class _TargetColumns(NamedTuple):
     target: FloatArray  # (q,)
     se: FloatArray | None  # (q,)
     categories: tuple[int, ...]  # numbers of levels in turn; empty unless all terms are levels
+    notes: tuple[str, ...]  # what was done to the targets
 
     def design(self, frame: pl.DataFrame) -> BalanceDesign:
         """Return the columns in memory; of levels ``Margins``, for which no matrix is built."""
@@ -132,8 +137,9 @@ def _target_columns(table: Table, targets: Targets) -> _TargetColumns:
     """
     terms = [term_of(name, table.schema) for name in targets.names]
     _require_known(terms, table)
+    targets = targets.on(terms, table.schema, _levels(terms, table)).required()
     if any(term.level is None for term in terms):
-        return _TargetColumns(tuple(terms), targets.values, targets.se, ())
+        return _TargetColumns(tuple(terms), targets.values, targets.se, (), targets.notes)
     groups: dict[str, list[int]] = {}
     for j, term in enumerate(terms):
         groups.setdefault(term.factors[0].column, []).append(j)
@@ -163,7 +169,15 @@ def _target_columns(table: Table, targets: Targets) -> _TargetColumns:
         np.array(target),
         None if targets.se is None else np.array(errors),
         tuple(sizes),
+        targets.notes,
     )
+
+
+def _levels(terms: list[Term], table: Table) -> dict[str, tuple[str, ...]]:
+    """Return the levels that enrolled rows have of the columns of which a level is a target."""
+    columns = dict.fromkeys(term.level[0] for term in terms if term.level is not None)
+    query = _enrolled(table)
+    return {c: sorted_levels(table.collect(query.select(pl.col(c).unique()))[c]) for c in columns}
 
 
 def _require_known(terms: list[Term], table: Table) -> None:

@@ -47,6 +47,9 @@ def calibrate(
     population_size: Annotated[
         float | None, Option(help="N; the sum of the base weights if not given.")
     ] = None,
+    totals: Annotated[
+        bool, Option("--totals", help="Targets are population totals, counts of levels.")
+    ] = False,
     slack: Annotated[
         float | None, Option(help="Allow each mean to miss by this many sd(b).")
     ] = None,
@@ -68,18 +71,19 @@ def calibrate(
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
-    from fedipw.cli.options import check_inputs_kept, claim, scheduled
+    from fedipw.cli.options import check_inputs_kept, check_totals, claim, scheduled
     from fedipw.tables.table import check_results, check_table_path, write_table
     from fedipw.tables.targets import Targets
 
     check_table_path(out)
     check_inputs_kept(out, None, units, targets)
+    check_totals(population_size, totals=totals)
     claim(out)
     rule = distance_named(distance.value, None if bounds is None else _bounds(bounds))
     with scheduled(scheduler) as client:
         table, found = calibrated_table(
             units,
-            Targets.read(targets),
+            Targets.read(targets, totals=population_size if totals else None),
             distance=rule,
             base=base,
             population_size=population_size,
@@ -124,6 +128,7 @@ def _plain(found: Calibration) -> dict[str, Any]:
         ],
         "dropped": found.dropped,
         "rare": found.rare,
+        "notes": [*found.notes, *found.warnings()],
     }
 
 
@@ -152,5 +157,11 @@ def _print(found: Calibration, rows: int, out: Path) -> None:
         if not name.endswith(f"[{OTHERS}]"):
             say(f"Not needed: {name}, {reason}.")
     for name, share in found.rare.items():
-        say(f"Rare: {name}, {share:.2%} of enrolled clients carry its whole share.")
+        aim = float(found.target[found.names.index(name)])
+        say(
+            f"Rare: {name}, {share * rows:.0f} enrolled client(s) ({share:.2%}) stand for "
+            f"{aim:.2%} of the population."
+        )
+    for line in (*found.notes, *found.warnings()):
+        say(line)
     say(f"Wrote {out}")

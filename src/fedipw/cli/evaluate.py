@@ -15,7 +15,6 @@ from typer import Option
 from fedipw.cli.options import (
     ModelOptions,
     PopulationOptions,
-    Ridge,
     Rounds,
     Scheduler,
     check_inputs_kept,
@@ -62,7 +61,6 @@ def evaluate(
     missing_metrics: Annotated[
         bool, Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
-    l2: Ridge = 0.0,
     scheduler: Scheduler = None,
     out: Annotated[Path | None, Option(help="Table of estimates; .csv or .parquet.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
@@ -94,7 +92,7 @@ def evaluate(
     ledger = Ledger(rounds)
     ledger.require_rounds()
     client = ctx.with_resource(scheduled(scheduler))
-    settings = models.settings(method=scheme, fit="pooled", l2=l2, client=client)
+    settings = models.settings(method=scheme, fit="pooled", client=client)
     plan = settings.plan(who)
     stage = coded_stage(settings, who, ledger)
     with bar("rounds") as step:

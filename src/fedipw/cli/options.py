@@ -42,7 +42,6 @@ class MissingName(StrEnum):
 
 
 Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
-Ridge = Annotated[float, Option(help="Ridge penalty on coefficients.")]
 Scheduler = Annotated[str | None, Option(help="Dask scheduler for the fits, tcp://host:port.")]
 Threshold = Annotated[float, Option(help="Probability counted as small in the report.")]
 Strict = Annotated[float | None, Option(help="Stop with code 4 if a probability is below this.")]
@@ -61,25 +60,40 @@ class PopulationOptions:
     population_size: Annotated[
         float | None, Option(help="N, with --targets where it is known.")
     ] = None
+    totals: Annotated[
+        bool,
+        Option("--totals", help="Targets are totals, counts of levels; with --population-size."),
+    ] = False
+
+    reference: Annotated[
+        Path | None,
+        Option(help="Reference sample of the population, with --enrolled, in place of totals."),
+    ] = None
+    reference_weight: Annotated[
+        str | None, Option(help="Column of the reference sample's design weights.")
+    ] = None
+    base: Annotated[
+        str | None, Option(help="Column of base weights: clients that each row stands for.")
+    ] = None
 
     @property
     def paths(self) -> tuple[Path | None, ...]:
         """The tables."""
-        return self.population, self.enrolled, self.targets
+        return self.population, self.enrolled, self.targets, self.reference
 
-    def read(
-        self, reference: Path | None = None, reference_weight: str | None = None
-    ) -> Population:
+    def read(self) -> Population:
         """Return the population of the tables given, or raise if they do not go together."""
         from fedipw.tables.population import Population
 
-        targets, size = self.targets, self.population_size
+        targets, size, reference = self.targets, self.population_size, self.reference
         if (self.population is None) == (self.enrolled is None):
             raise InputError(
                 "Give --population, or --enrolled together with --targets or --reference."
             )
-        if (reference is None) != (reference_weight is None):
+        if (reference is None) != (self.reference_weight is None):
             raise InputError("--reference and --reference-weight go together.")
+        if self.totals and targets is None:
+            raise InputError("--totals goes with --targets: it says what their values are.")
         if self.population is not None:
             if size is not None:
                 raise InputError(
@@ -90,15 +104,23 @@ class PopulationOptions:
                 raise InputError(
                     f"--enrolled and {given} go together: a population table lists everybody."
                 )
-            return Population(self.population)
+            return Population(self.population, base=self.base)
         assert self.enrolled is not None
-        if reference is not None and reference_weight is not None:
+        if reference is not None and self.reference_weight is not None:
             if targets is not None or size is not None:
                 raise InputError("--reference takes the place of --targets and --population-size.")
-            return Population.from_sample(self.enrolled, reference, reference_weight)
+            if self.base is not None:
+                raise InputError(
+                    "--base goes with --population or --targets: the enrolled beside a reference "
+                    "sample have no base weights."
+                )
+            return Population.from_sample(self.enrolled, reference, self.reference_weight)
         if targets is None:
             raise InputError("--enrolled and --targets go together, or --enrolled and --reference.")
-        return Population.from_totals(self.enrolled, targets, size)
+        check_totals(size, totals=self.totals)
+        return Population.from_totals(
+            self.enrolled, targets, size, totals=self.totals, base=self.base
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +154,14 @@ class ModelOptions:
     missing: Annotated[
         MissingName, Option(help="What becomes of missing values and unknown levels.")
     ] = MissingName.ERROR
+    lump_below: Annotated[
+        float | None, Option(help="Merge levels with a smaller share of the rows.")
+    ] = None
+    l2: Annotated[float, Option(help="Ridge penalty on coefficients.")] = 0.0
+    soft: Annotated[
+        bool,
+        Option("--soft", help="Approach targets that cannot be met; penalise fits that separate."),
+    ] = False
 
     def settings(self, **more: Any) -> Settings:
         """Return the settings of a job, with ``more`` of them."""
@@ -156,13 +186,12 @@ class WeightOptions(ModelOptions):
     ] = FitName.PAST
     window: Annotated[int | None, Option(help="Of past rounds, only the last this many.")] = None
     refit_every: Annotated[int, Option(help="Rounds between fits on past rounds.")] = 10
-    lump_below: Annotated[
-        float | None, Option(help="Merge levels with a smaller share of the rows.")
+    trim: Annotated[
+        float | None, Option(help="Cut weights at this multiple of a round's mean.")
     ] = None
-    soft: Annotated[
-        bool,
-        Option("--soft", help="Approach targets that cannot be met; penalise fits that separate."),
-    ] = False
+    models: Annotated[
+        Path | None, Option(help="Directory of saved models to use instead of fitting.")
+    ] = None
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
@@ -219,6 +248,12 @@ def claim(*places: Path | None) -> None:
 
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))  # of a loop of links too
+
+
+def check_totals(size: float | None, *, totals: bool) -> None:
+    """Raise if totals are given without what they are divided by."""
+    if totals and size is None:
+        raise InputError("--totals needs --population-size: totals are divided by N.")
 
 
 def check_probabilities(**options: float | None) -> None:

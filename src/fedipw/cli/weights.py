@@ -15,7 +15,6 @@ from typer import Option
 from fedipw.cli.options import (
     FitName,
     PopulationOptions,
-    Ridge,
     Rounds,
     Scheduler,
     Strict,
@@ -43,23 +42,9 @@ def weights(
     out: Annotated[Path, Option(help="File for one row per reply; .parquet or .csv.")],
     given: PopulationOptions,
     asked: WeightOptions,
-    reference: Annotated[
-        Path | None,
-        Option(help="Reference sample of the population, with --enrolled, in place of totals."),
-    ] = None,
-    reference_weight: Annotated[
-        str | None, Option(help="Column of the reference sample's design weights.")
-    ] = None,
-    trim: Annotated[
-        float | None, Option(help="Cut weights at this multiple of a round's mean.")
-    ] = None,
-    l2: Ridge = 0.0,
     threshold: Threshold = 0.01,
     strict: Strict = None,
     save_models: Annotated[Path | None, Option(help="Directory for the fitted models.")] = None,
-    models: Annotated[
-        Path | None, Option(help="Directory of saved models to use instead of fitting.")
-    ] = None,
     scheduler: Scheduler = None,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -78,8 +63,8 @@ def weights(
     check_table_path(out)
     if save_models is not None and save_models.exists() and not save_models.is_dir():
         raise InputError(f"{save_models} is no directory.")
-    who = given.read(reference, reference_weight)
-    check_inputs_kept(out, rounds, *given.paths, reference)
+    who = given.read()
+    check_inputs_kept(out, rounds, *given.paths)
     check_probabilities(strict=strict, threshold=threshold)
     if save_models is not None and asked.fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
@@ -87,7 +72,7 @@ def weights(
     ledger.require_rounds()
     claim(out)
     with scheduled(scheduler) as client:
-        settings = asked.settings(l2=l2, trim=trim, models=models, client=client)
+        settings = asked.settings(client=client)
         if save_models is not None:
             settings.check_saved()
         plan = settings.plan(who)

@@ -29,6 +29,7 @@ from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.cells import Cells, table_cells
 from fedipw.tables.columns import ROUND
 from fedipw.tables.design import Missing
+from fedipw.tables.formula import level_text, term_of
 from fedipw.tables.table import pandas_frame
 
 GROUPS_MAX = 200  # of one column
@@ -215,13 +216,23 @@ def _sizes(stage: EnrollmentStage, cells: Cells, mine: pl.Series) -> dict[str, f
             known = [pl.col(n).is_not_null() for n in design.columns]
             known += [pl.col(n).is_not_nan() for n in design.columns if table.schema[n].is_float()]
             rows = rows.filter(*known)
-        query = rows.group_by(cells.expression().alias(_CELL)).agg(pl.len())
+        base = stage.population.base
+        count = pl.len() if base is None else pl.col(base).cast(pl.Float64).sum()
+        query = rows.group_by(cells.expression().alias(_CELL)).agg(count.alias("(size)"))
         return {str(k): float(v) for k, v in table.collect(query).iter_rows()}
     targets, size = stage.population.targets, stage.size
-    if size is None or targets is None:
+    if size is None or targets is None or not cells.is_category:
         return {}
-    shares = dict(zip(targets.names, targets.values.tolist(), strict=True))
-    found = {level: shares.get(f"{cells.column}[{level}]") for level in mine.unique().to_list()}
+    schema, column = stage.members.frame.schema, cells.column
+    shares: dict[str, float] = {}
+    for name, value in zip(targets.names, targets.values.tolist(), strict=True):
+        level = term_of(name, schema).level
+        if level is not None and level[0] == column:
+            shares[level_text(level[1], schema[column], column)] = value
+    found = {
+        level: shares.get(level_text(level, schema[column], column))
+        for level in mine.unique().to_list()
+    }
     given = {level: share for level, share in found.items() if share is not None}
     left = [level for level in found if level not in given]
     if given and len(left) == 1:  # a level without a target has the rest
@@ -236,7 +247,8 @@ def _sensitivity(
     if not plan.odds_ratios:
         return (), "not asked for", None
     sample = logged.sample
-    kappa = sample.enrollment.weights
+    own = sample.enrollment.own  # base weights count like samples
+    kappa = sample.enrollment.weights / own
     if not sample.enrollment.fraction.any():
         reason = "the population's size is not known, so enrollment has no probabilities"
         return (), reason, None
@@ -250,6 +262,8 @@ def _sensitivity(
     if plan.by_samples:
         assert logged.counts is not None
         often = logged.counts / logged.counts.min()  # what a reply counts, 1 at least
+    if isinstance(own, np.ndarray):
+        often = often * (own / own.min())[sample.client]
     rows = (logged.values, prob, sample.prob / often)
     found = []
     for odds_ratio in plan.odds_ratios:

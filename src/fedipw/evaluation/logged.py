@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, final
 
@@ -18,6 +18,7 @@ from fedipw.evaluation.phases import (
     EnrollmentPhase,
     FittedEnrollment,
     KnownEnrollment,
+    ReferenceEnrollment,
     StepPhase,
 )
 from fedipw.evaluation.sample import TwoPhase
@@ -150,10 +151,11 @@ class LoggedSample:
     incomplete: int  # replies of clients in the sample that are left out for either reason
     unreported: int  # replies of evaluated rounds without a metric
     by_classifier: tuple[str, ...] = ()  # stages and steps whose error is therefore not known
+    enrollment_notes: tuple[str, ...] = ()  # what was done to targets, or stood in for a model
 
     def notes(self) -> tuple[str, ...]:
         """Return what people should know."""
-        out = []
+        out = [*self.enrollment_notes, *self.sample.enrollment.notes]
         if self.left_out:
             out.append(f"{self.left_out} replies have a missing value or an unknown level.")
         if self.unreported:
@@ -350,6 +352,9 @@ class MetricCollector(Observer):
             phase, inside, invited = _respondents(self._stage, method, rounds)
         else:
             phase, inside, regression = _enrollment(self._stage, method)
+        notes = list(self._stage.notes)
+        if regression is None and not pooled:
+            notes.append("No GREG mean: the population means that it needs are estimates.")
         n = int(inside.sum())
         codes = np.full(len(inside), n, dtype=np.int32)
         codes[inside] = np.arange(n)
@@ -403,6 +408,7 @@ class MetricCollector(Observer):
             incomplete=int(inside[lost].sum()),
             unreported=unreported,
             by_classifier=tuple(by_classifier),
+            enrollment_notes=tuple(notes),
         )
 
 
@@ -444,7 +450,14 @@ def _enrollment(
     if distance is not None:
         balance = state.balance_for(method.name, method.calibration.balance)
         phase = CalibratedEnrollment.of(balance, distance)
+        own = 1.0 if stage.own is None else stage.own[inside]
+        phase = replace(phase, reference=stage.reference, own=own)
+        if balance.se is not None and balance.se.any():
+            return phase, inside, None  # of means that are estimates its error is not known
         return phase, inside, GregMean(balance.matrix[balance.enrolled], balance.mean)
+    if stage.reference is not None:
+        columns = stage.balance("main", inside).matrix[inside]
+        return ReferenceEnrollment.of(stage.reference, columns), inside, None
     if state.model is None or stage.coded is None:
         raise InputError(
             f"Enrollment has no model ({state.note}). Every client is enrolled in all rounds: "
@@ -456,5 +469,6 @@ def _enrollment(
         known = KnownEnrollment(weights=1.0 / state.prob[inside], population_size=stage.coded.rows)
         return known, inside, regression
     columns = np.ascontiguousarray(main.matrix[inside].T)
-    fitted = FittedEnrollment.of(stage.coded.partitions, stage.coded.frame, fit, columns)
+    own = 1.0 if stage.own is None else stage.own[inside]
+    fitted = FittedEnrollment.of(stage.coded.partitions, stage.coded.frame, fit, columns, own)
     return fitted, inside, regression

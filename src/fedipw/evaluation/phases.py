@@ -18,6 +18,7 @@ from fedipw.errors import InputError
 from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
 from fedipw.numerics.checks import check_rows
 from fedipw.numerics.logistic import sigmoids
+from fedipw.selection.enrollment import ReferenceRows, reference_sample_fit
 from fedipw.selection.logistic import LogisticFit, block_sums, logistic_fit
 from fedipw.tables.partitions import Block, Blocks, Changed, Frame, Partitions, sum_over
 from fedipw.weighting.balance import Balance
@@ -61,7 +62,8 @@ def _refitted(rows: Partitions, frame: Frame, fit: LogisticFit, weights: FloatAr
 
 
 def _with_weights(block: Block, weights: FloatArray) -> Block:
-    return block._replace(weights=weights[block.start : block.start + block.rows])
+    given = weights[block.start : block.start + block.rows]
+    return block._replace(weights=given * block.weights if len(block.weights) else given)
 
 
 class Without(NamedTuple):
@@ -80,16 +82,22 @@ class EnrollmentPhase:
 
     weights: FloatArray  # how many clients of the population each of the enrolled stands for, (n,)
     population_size: int | None = None  # where the population's clients are known
+    own: FloatArray | float = 1.0  # how many clients each is itself: its base weight, (n,)
 
     @property
     def fraction(self) -> FloatArray:
         """The share of those that it is itself, (n,); 0 where the population's size is unknown."""
-        return 1.0 / np.maximum(self.weights, 1.0)
+        return self.own / np.maximum(self.weights, self.own)
 
     @property
     def leverage(self) -> FloatArray:
         """How much each of the enrolled moves its own fit, (n,)."""
         return np.zeros(len(self.weights))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of the weights."""
+        return ()
 
     def explained(self, totals: FloatArray) -> FloatArray:
         """Return the part s of weights times totals that the estimated weights explain, (n, K)."""
@@ -142,6 +150,15 @@ class FittedEnrollment(EnrollmentPhase):
        \qquad I = \sum_{i=1}^N \hat\pi_i (1 - \hat\pi_i) z_i z_i' + l_2 D, \qquad (E20)
 
     with D the identity but for the constant, whose coefficient has no penalty.
+
+    Where rows of the population stand for :math:`a_i` clients, their base weights,
+    :math:`\kappa_i = a_i / \hat\pi_i` and
+
+    .. math:: s_i = a_i z_i' I^{-1} \sum_{j \in E} a_j \frac{1 - \hat\pi_j}{\hat\pi_j}\, t_j z_j,
+       \qquad I = \sum_{i=1}^{rows} a_i \hat\pi_i (1 - \hat\pi_i) z_i z_i' + l_2 D. \qquad (E62)
+
+    A row enrolls as a whole, so it is the unit whose chance is counted: rows and their base weights
+    are taken as given, and a row counted twice is one draw, not two.
     """
 
     design: FloatArray  # (n, q + 1) of the enrolled, constant last
@@ -155,15 +172,21 @@ class FittedEnrollment(EnrollmentPhase):
     fit: LogisticFit
 
     @classmethod
-    def of(cls, partitions: Partitions, frame: Frame, fit: LogisticFit, columns: FloatArray
+    def of(
+        cls, partitions: Partitions, frame: Frame, fit: LogisticFit, columns: FloatArray,
+        own: FloatArray | float = 1.0,
     ) -> FittedEnrollment:  # fmt: skip
-        """Return the phase of a fit on a population in ``frame``; ``columns`` (q, n) are not."""
+        """Return the phase of a fit on a population in ``frame``; ``columns`` (q, n) are not.
+
+        ``own`` are the base weights of the enrolled, (n,).
+        """
         beta, ridge = _in_frame(frame, fit), _ridge(frame, fit)
         information, outside, rows = sum_over(partitions, partial(_population_sums, beta=beta))
         inside = frame.standard(columns.copy())
         prob = sigmoids(np.ascontiguousarray(beta[:-1] @ inside + beta[-1]), shift=0.0)
         return cls(
-            weights=1.0 / prob,
+            weights=own / prob,
+            own=own,
             design=np.vstack([inside, np.ones(columns.shape[1])]).T.copy(),
             prob=prob,
             inverse=inverse_of(information + np.diag(ridge)),
@@ -183,18 +206,18 @@ class FittedEnrollment(EnrollmentPhase):
     @property
     def leverage(self) -> FloatArray:
         """Of the rows of the enrolled in the fit, (n,)."""
-        own = np.einsum("ij,jk,ik->i", self.design, self.inverse, self.design)
-        out: FloatArray = self.prob * (1.0 - self.prob) * own
+        length = np.einsum("ij,jk,ik->i", self.design, self.inverse, self.design)
+        out: FloatArray = self.own * self.prob * (1.0 - self.prob) * length
         return out
 
     def explained(self, totals: FloatArray) -> FloatArray:
-        """Return s of (E20), (n, K)."""
-        return self.design @ self._slope(totals)
+        """Return s of (E20), with base weights (E62), (n, K)."""
+        return _column(self.own) * (self.design @ self._slope(totals))
 
     def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
         """Return the sum over all N clients of squares about their mean, (K,)."""
         slope = self._slope(totals)
-        enrolled = influence - (1.0 - self.prob)[:, None] * (self.design @ slope)
+        enrolled = influence - (1.0 - self.prob)[:, None] * self.explained(totals)
         squares = (enrolled**2).sum(axis=0) + np.einsum("jk,jl,lk->k", slope, self.outside, slope)
         mean = (influence.sum(axis=0) - self.score @ slope) / self.population_size
         out: FloatArray = squares - self.population_size * mean**2
@@ -212,23 +235,35 @@ class FittedEnrollment(EnrollmentPhase):
     def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
         """Yield weights of models fitted without each group."""
         enrolled = self.rows.reduced(_labels, np.append) == 1
+        mass = self.rows.reduced(_masses, np.append)
         of_rows = np.empty(self.population_size, dtype=np.int64)
         of_rows[enrolled], of_rows[~enrolled] = groups, _others(self.units, groups, count, rng)
         for g in range(count):
             beta = _refitted(self.rows, self.frame, self.fit, 1.0 * (of_rows != g))
-            weights = 1.0 / sigmoids(np.ascontiguousarray(self.design @ beta), shift=0.0)
-            yield Without(weights, float((of_rows != g).mean()))
+            weights = self.own / sigmoids(np.ascontiguousarray(self.design @ beta), shift=0.0)
+            yield Without(weights, float(np.average(of_rows != g, weights=mass)))
 
     def _slope(self, totals: FloatArray) -> FloatArray:
-        odds = (1.0 - self.prob) / self.prob
+        odds = self.own * (1.0 - self.prob) / self.prob
         slope: FloatArray = self.inverse @ (self.design.T @ (odds[:, None] * totals))
         return slope
 
 
+def _column(values: FloatArray | float) -> FloatArray | float:
+    return values[:, None] if isinstance(values, np.ndarray) else values
+
+
+def _masses(block: Block) -> FloatArray:
+    return block.weights.copy() if len(block.weights) else np.ones(block.rows)
+
+
 def _population_sums(block: Block, beta: FloatArray) -> tuple[FloatArray, FloatArray, int]:
     sums, _ = block_sums(block, beta)
-    rows = np.vstack([block.columns, np.ones(block.rows)])[:, block.labels == 0]
+    others = block.labels == 0
+    rows = np.vstack([block.columns, np.ones(block.rows)])[:, others]
     prob = sigmoids(np.ascontiguousarray(beta @ rows), shift=0.0)
+    if len(block.weights):
+        prob = prob * block.weights[others]
     return sums.hessian, (rows * prob**2) @ rows.T, block.rows
 
 
@@ -264,6 +299,12 @@ class CalibratedEnrollment(EnrollmentPhase):
     With base weights d, :math:`d_i b_i` takes the place of :math:`b_i` in s and of one of the two
     in B's inverse: the respondents of all rounds together are calibrated with their numbers of
     replies as base, and stand for both stages.
+
+    Base weights a of the clients themselves, from which calibration starts (``source.base``), are
+    in :math:`\kappa_i = N q_i` already, and their slopes are :math:`a_i F_i'`:
+
+    .. math:: B = \Big(\sum_{j \in E} a_j F_j' b_j b_j'\Big)^{-1}
+       \sum_{j \in E} a_j F_j' b_j t_j. \qquad (E63)
     """
 
     balance: FloatArray  # (n, q) in deviations from the target
@@ -274,6 +315,8 @@ class CalibratedEnrollment(EnrollmentPhase):
     distance: Distance | InverseLogit
     target_error: FloatArray | None = None  # (q,)
     base: FloatArray | float = 1.0  # d, (n,)
+    warned: tuple[str, ...] = ()  # that the targets are nearly infeasible
+    reference: ReferenceRows | None = None  # whose means the targets are, in their columns
 
     @classmethod
     def of(
@@ -287,22 +330,30 @@ class CalibratedEnrollment(EnrollmentPhase):
         size = balance.population_size if base is None else np.nan
         scale = np.where(found.deviation > 0.0, found.deviation, 1.0)
         known = bool(np.isfinite(size))
+        own = 1.0 if balance.base is None else balance.base[balance.enrolled]
         return cls(
             weights=found.weights * (size if known else len(found.weights)) / _or_one(base),
             balance=balance.matrix[balance.enrolled] - found.target,
             scale=scale,
-            slopes=distance.slope(found.ratio),
+            slopes=distance.slope(found.ratio) * own,
             size=size if known else None,
             source=balance,
             distance=distance,
             target_error=balance.se,
             base=_or_one(base),
+            warned=found.warnings(),
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether the targets are nearly infeasible (C14)."""
+        return self.warned
 
     @property
     def fraction(self) -> FloatArray:
         """1/(N q), at most 1, (n,); 0 where N is not known."""
-        return (0.0 if self.size is None else 1.0) / np.maximum(self.weights, 1.0)
+        own = 0.0 * self.own if self.size is None else self.own
+        return own / np.maximum(self.weights, self.own)
 
     @property
     def leverage(self) -> FloatArray:
@@ -330,10 +381,16 @@ class CalibratedEnrollment(EnrollmentPhase):
         return own[:, None] * (self._columns @ self._slope(totals))
 
     def target_variance(self, totals: FloatArray) -> FloatArray:
-        """Return what standard errors of the targets add, (K,)."""
+        """Return what standard errors of the targets add, (K,); of a sample's means (E61)."""
+        total = float((self.weights * self.base).sum())
+        if self.reference is not None:
+            rows = (self.reference.columns - self.source.mean) / self.scale
+            mass = total / float(self.reference.weights.sum())
+            return sampled_variance(
+                mass * (rows @ self._slope(totals)[:-1]), self.reference.weights
+            )
         if self.target_error is None:
             return np.zeros(totals.shape[1])
-        total = float((self.weights * self.base).sum())
         slope = self._slope(totals)[:-1] * (total * self.target_error / self.scale)[:, None]
         out: FloatArray = (slope**2).sum(axis=0)
         return out
@@ -465,3 +522,118 @@ def _lengths(columns: FloatArray, inverse: FloatArray) -> FloatArray:
     within = np.einsum("jm,jm->m", columns, inverse[:-1, :-1] @ columns)
     out: FloatArray = within + 2.0 * (inverse[-1, :-1] @ columns) + inverse[-1, -1]
     return out
+
+
+def sampled_variance(values: FloatArray, weights: FloatArray) -> FloatArray:
+    r"""Return the design variance of weighted sums of values (m, K) over a sample of weights d.
+
+    .. math:: \hat V = \frac{m}{m - 1} \sum_{j=1}^m \Big(1 - \frac{1}{d_j}\Big)
+       (d_j v_j - \bar v)^2, \qquad \bar v = \frac{\sum_j (1 - 1/d_j) d_j v_j}{\sum_j (1 - 1/d_j)}
+       \qquad (E61)
+
+    Hájek's approximation for a sample of fixed size drawn without replacement, with probabilities
+    1/d and without strata or clusters; exact for simple random sampling, 0 for a census. Weights
+    below 1 count as 1. Strata make it too large, clusters too small.
+
+    >>> y = np.array([[1.0], [2.0], [6.0]])
+    >>> sampled_variance(y, np.full(3, 4.0))  # 12^2 (1 - 3/12) 7 / 3
+    array([252.])
+    """
+    share = 1.0 - 1.0 / np.maximum(weights, 1.0)
+    if not share.any():
+        return np.zeros(values.shape[1])
+    each = weights[:, None] * values
+    apart = each - share @ each / share.sum()
+    out: FloatArray = share @ apart**2 * (len(weights) / max(len(weights) - 1, 1))
+    return out
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceEnrollment(EnrollmentPhase):
+    r"""Enrollment by a logistic model fitted on the enrolled and a reference sample R (P3).
+
+    The total of :math:`\kappa_i t_i`, :math:`\kappa_i = 1/\hat\pi_i`, moves with both samples,
+
+    .. math:: \sum_{i \in E} (\kappa_i t_i - z_i'g) + \sum_{j \in R} d_j \hat\pi_j z_j'g, \qquad
+       g = \Big(\sum_{j \in R} d_j \hat\pi_j (1 - \hat\pi_j) z_j z_j'\Big)^{-1}
+       \sum_{i \in E} \frac{1 - \hat\pi_i}{\hat\pi_i}\, t_i z_i \qquad (E60)
+
+    The first sum is explained as by (E20), :math:`s_i = z_i'g`, with the information estimated by
+    the reference sample; the second adds the variance of that sample's design (E61), drawn
+    independently of enrollment. With the whole population as the sample it is
+    :class:`FittedEnrollment`.
+    """
+
+    design: FloatArray  # (n, q + 1) of the enrolled, standardised, constant last
+    prob: FloatArray  # (n,)
+    inverse: FloatArray  # (q + 1, q + 1), of the information
+    sampled: FloatArray  # (m, q + 1) pi z of the reference sample
+    columns: FloatArray  # (n, q) of the enrolled as they are
+    rows: ReferenceRows
+
+    @classmethod
+    def of(cls, rows: ReferenceRows, columns: FloatArray) -> ReferenceEnrollment:
+        """Return the phase of the enrolled, whose design columns are (n, q)."""
+        names, d = rows.design.names, rows.weights
+        fit = reference_sample_fit(columns, rows.columns, d, names)
+        centre = d @ rows.columns / d.sum()
+        scale = np.sqrt(d @ (rows.columns - centre) ** 2 / d.sum())
+
+        def standard(x: FloatArray) -> FloatArray:
+            return np.column_stack([(x - centre) / scale, np.ones(len(x))])
+
+        z, p = standard(rows.columns), fit.prob_at(rows.columns)
+        return cls(
+            weights=1.0 / fit.prob,
+            design=standard(columns),
+            prob=fit.prob,
+            inverse=inverse_of((z * (d * p * (1.0 - p))[:, None]).T @ z),
+            sampled=p[:, None] * z,
+            columns=columns,
+            rows=rows,
+        )
+
+    @property
+    def fraction(self) -> FloatArray:
+        """The probability, (n,)."""
+        return self.prob
+
+    @property
+    def leverage(self) -> FloatArray:
+        """Of the rows of the enrolled in the fit, (n,)."""
+        own = np.einsum("ij,jk,ik->i", self.design, self.inverse, self.design)
+        out: FloatArray = self.prob * (1.0 - self.prob) * own
+        return out
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the error of the reference sample rests on."""
+        text = (
+            f"Standard errors count the sampling error of the {len(self.rows.weights)} rows of the "
+            "reference sample as that of a sample of fixed size without strata or clusters, and "
+            "take the sum of its weights for the population's size."
+        )
+        return (text,)
+
+    def explained(self, totals: FloatArray) -> FloatArray:
+        """Return s of (E60), (n, K)."""
+        return self.design @ self._slope(totals)
+
+    def target_variance(self, totals: FloatArray) -> FloatArray:
+        """Return the variance of the reference sample's design (E61), (K,)."""
+        return sampled_variance(self.sampled @ self._slope(totals), self.rows.weights)
+
+    def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
+        """Yield weights fitted without each group of the enrolled; the sample stays whole."""
+        del rng
+        rows = self.rows
+        for g in range(count):
+            rest = self.columns[groups != g]
+            fit = reference_sample_fit(rest, rows.columns, rows.weights, rows.design.names)
+            yield Without(1.0 / fit.prob_at(self.columns), 1.0)
+
+    def _slope(self, totals: FloatArray) -> FloatArray:
+        odds = (1.0 - self.prob) / self.prob
+        slope: FloatArray = self.inverse @ (self.design.T @ (odds[:, None] * totals))
+        return slope

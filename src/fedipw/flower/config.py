@@ -51,6 +51,7 @@ class RunConfig:
         enrolled: TableLike | None,
         targets: TargetsLike | None,
         population_size: float | None,
+        totals: bool,
         covariates: Sequence[str] | Mapping[str, Any] | None,
         settings: Settings,
         ledger: Path,
@@ -63,7 +64,9 @@ class RunConfig:
         ``augment`` is whether the default method may keep sums of updates; ``examples`` is the
         column of numbers of samples where the target is the mean over samples.
         """
-        who = _population(population, enrolled, targets, population_size, settings.enrollment)
+        who = _population(
+            population, enrolled, targets, population_size, settings.enrollment, totals=totals
+        )
         names = who.clients.schema.names()
         columns = _asked(settings.participation, covariates, names)
         declared = declarations(covariates)
@@ -210,12 +213,16 @@ def _population(
     targets: TargetsLike | None,
     size: float | None,
     enrollment: str,
+    *,
+    totals: bool,
 ) -> Population:
     """Return the population of a user's arguments, or raise if they do not go together."""
     if (population is None) == (enrolled is None):
         raise InputError("Give population=, or enrolled= together with targets=.")
     if (enrolled is None) != (targets is None):
         raise InputError("enrolled= and targets= go together.")
+    if totals and targets is None:
+        raise InputError("totals= goes with targets=: it says what their values are.")
     if population is not None:
         if size is not None:
             raise InputError("population_size= goes with targets=: a population table has its own.")
@@ -224,7 +231,7 @@ def _population(
         raise InputError("enrollment= goes with population=: with targets= it is calibrated.")
     assert enrolled is not None
     assert targets is not None
-    return Population.from_totals(enrolled, targets, size)
+    return Population.from_totals(enrolled, targets, size, totals=totals)
 
 
 def _with_levels(plan: Plan, columns: Sequence[str], declared: Mapping[str, Covariate]) -> Plan:

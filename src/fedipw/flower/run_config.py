@@ -54,6 +54,7 @@ KINDS: Final[Mapping[str, Callable[[object], Any]]] = {
     "enrolled": _text,
     "targets": _text,
     "population_size": _number,
+    "totals": _flag,
     "enrollment": _text,
     "participation": _text,
     "availability": _text,

@@ -85,9 +85,10 @@ class FedIPW(Strategy):
     ledger
         Directory for the rounds; the models go to ``checkpoint`` in it, evaluations to
         ``evaluation``.
-    population, enrolled, targets, population_size
-        A table of the whole population; or one of the enrolled clients with population totals,
-        and the population's size where a method needs it.
+    population, enrolled, targets, population_size, totals
+        A table of the whole population; or one of the enrolled clients with population means,
+        and the population's size where a method needs it; ``totals`` says that the targets are
+        totals, to be divided by it.
     enrollment, participation, availability, history
         Formulas of the stages, as of ``fedipw weights``. Covariates that ``participation`` names
         and the table does not have are asked of the clients before every round.
@@ -189,6 +190,7 @@ class FedIPW(Strategy):
         enrolled: TableLike | None = None,
         targets: TargetsLike | None = None,
         population_size: float | None = None,
+        totals: bool = False,
         enrollment: str = ".",
         participation: str = ".",
         availability: str = ".",
@@ -223,7 +225,8 @@ class FedIPW(Strategy):
         self.buffers = (buffers,) if isinstance(buffers, str) else tuple(buffers)
         self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
-            population_size=population_size, covariates=covariates, augment=noise is None,
+            population_size=population_size, totals=totals, covariates=covariates,
+            augment=noise is None,
             ledger=Path(ledger), examples=examples,
             settings=Settings(
                 method=scheme, enrollment=enrollment, participation=participation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ def table_model(
     return coded.model(start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CodedTable:
     """A table whose rows have been read once and are ready for any number of passes."""
 
@@ -171,15 +171,26 @@ class CodedTable:
         found = fitted(rows, self.design.names, chosen)
         return StageModel(stage=ENROLLMENT, design=self.design, fit=found, left_out=self.left_out)
 
+    @cached_property
+    def _totals(self) -> tuple[float, FloatArray]:
+        return sum_over(self.partitions, _column_totals)
+
+    @property
+    def size(self) -> float:
+        """Number of clients that the rows stand for: their weights, or themselves."""
+        return self._totals[0]
+
     def means(self) -> FloatArray:
-        """Return the mean of each design column over the rows, (q,)."""
-        rows, total = sum_over(self.partitions, _column_totals)
-        means: FloatArray = self.frame.centre + self.frame.scale * (total / rows)
+        """Return the mean of each design column over the rows, (q,), by their weights."""
+        mass, total = self._totals
+        means: FloatArray = self.frame.centre + self.frame.scale * (total / mass)
         return means
 
 
-def _column_totals(block: Block) -> tuple[int, FloatArray]:
-    return block.rows, block.columns.sum(axis=1)
+def _column_totals(block: Block) -> tuple[float, FloatArray]:
+    if len(block.weights):
+        return float(block.weights.sum()), block.columns @ block.weights
+    return float(block.rows), block.columns.sum(axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

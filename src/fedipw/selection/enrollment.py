@@ -31,7 +31,7 @@ from fedipw.selection.overlap import Overlap, overlap
 from fedipw.selection.saved import ENROLLMENT, StageModel, block_prob
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.design import Design, DesignRows, bound_design
-from fedipw.tables.formula import term_matrix, term_of
+from fedipw.tables.formula import sorted_levels, term_matrix, term_of
 from fedipw.tables.partitions import Block, Changed, Partitions
 from fedipw.tables.population import Members, Population, ReferenceSample
 
@@ -54,6 +54,8 @@ class Needs:
     everyone: bool = False  # the clients that are not enrolled
     size: bool = False  # of the population
     balance: frozenset[str] = frozenset()  # kinds of population means: main, rich, wide
+    takes_base: bool = True  # whether it weighs clients by base weights
+    strict: bool = False  # whether population means that cannot be met are an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +77,16 @@ class BalanceColumns:
     mean: FloatArray  # (q,)
     se: FloatArray | None = None  # (q,)
     leading: int | None = None  # columns that are covariates, before squares and products
+    base: FloatArray | None = None  # (n,) weights that calibration starts from, alike if none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceRows:
+    """The rows of a reference sample that have all values, coded."""
+
+    design: Design
+    columns: FloatArray  # (m, q)
+    weights: FloatArray  # (m,) design weights
 
 
 class EnrollmentStage(ABC):
@@ -82,11 +94,30 @@ class EnrollmentStage(ABC):
 
     population: Population
     coded: CodedTable | None = None  # the population's rows, where everybody is listed
+    reference: ReferenceRows | None = None  # those of a reference sample, where there is one
 
     @property
     def members(self) -> Members:
         """Everybody who is enrolled at some time."""
         return self.population.members
+
+    @property
+    def base(self) -> FloatArray | None:
+        """Base weights of the members, (n,); none where they count alike."""
+        return self.population.member_base
+
+    @property
+    def own(self) -> FloatArray | None:
+        """Clients that each member is itself, (n,), where rows stand for more than one."""
+        return None
+
+    def check_base(self, needs: Needs) -> None:
+        """Raise if base weights were given to a method that does not use them."""
+        if self.population.base is not None and not needs.takes_base:
+            raise InputError(
+                f"{needs.method} takes no base weights: use fedipw, participation-only or a "
+                "calibrated method, or leave the base weights out."
+            )
 
     @property
     @abstractmethod
@@ -97,6 +128,11 @@ class EnrollmentStage(ABC):
     @abstractmethod
     def formula(self) -> str:
         """What it rests on, for people."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done to what was given, a sentence each, as of the last fit."""
+        return ()
 
     @abstractmethod
     def require(self, needs: Needs) -> None:
@@ -172,6 +208,7 @@ class TableEnrollment(EnrollmentStage):
     """Everybody is listed: enrollment probabilities are fitted on the whole population."""
 
     coded: CodedTable
+    _penalty = 1.0  # mean base weight of a row, by which penalties grow
 
     def __init__(
         self,
@@ -198,18 +235,43 @@ class TableEnrollment(EnrollmentStage):
                 lump_below=settings.lump_below, where=table.name, checked=False,
             )  # fmt: skip
         known_before_enrollment(table, design.columns)
+        if population.base is not None and not isinstance(settings.estimator, Newton):
+            raise InputError(
+                "Base weights go with logistic regression fitted once: leave out the base weights, "
+                "or --classifier, --folds and --score-calibration."
+            )
+        if population.base is not None and isinstance(settings.estimator, Newton):
+            # the penalty of a row's mean weight: a common factor of base weights changes nothing
+            self._penalty = float(population.size or table.rows) / table.rows
+            settings = replace(settings, estimator=Newton(settings.estimator.l2 * self._penalty))
         self.population, self.model = population, model
         self.coded = CodedTable.of(
-            table, design, covariates=covariates, settings=settings, progress=progress
-        )
+            table, design, weight=population.base, covariates=covariates, settings=settings,
+            progress=progress,
+        )  # fmt: skip
         self._last: StageModel | None = None
         self._note = ""  # on the last fit
         self._present: BoolArray | None = None  # who was enrolled in the last fit
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What base weights mean for errors, and whether the last fit was penalised."""
+        base = (
+            "Rows of the population count by their base weights; a row is one draw of enrollment, "
+            "however many clients it stands for."
+        )
+        made = [base] if self.population.base is not None else []
+        return (*made, *([f"{self._note[:1].upper()}{self._note[1:]}"] if self._note else []))
+
+    @property
     def size(self) -> float:
-        """Number of clients of the population that take part, N."""
-        return float(self.coded.partitions.rows)
+        """Number of clients of the population that take part, N, by base weights if any."""
+        return float(self.coded.rows) if self.population.base is None else self.coded.size
+
+    @property
+    def own(self) -> FloatArray | None:
+        """Clients that each member's row stands for, (n,)."""
+        return self.base
 
     @property
     def formula(self) -> str:
@@ -218,6 +280,7 @@ class TableEnrollment(EnrollmentStage):
 
     def require(self, needs: Needs) -> None:
         """Refuse methods that need the truth, or probabilities that cannot be had."""
+        self.check_base(needs)
         if needs.probabilities and self.members.listed == self.coded.table.rows:
             raise InputError(
                 f"{self.coded.table.name}: all {self.members.listed} clients are enrolled: there "
@@ -239,7 +302,8 @@ class TableEnrollment(EnrollmentStage):
         columns, known = self._coded_members.columns, self._coded_members.known
         note, model, rate = "", self.model, np.nan
         if model is None and self.members.dated and self._few(present):
-            rate = float(present.sum()) / self.size
+            rate = float(present.sum() if self.base is None else self.base[present].sum())
+            rate /= self.size
             note = f"constant enrollment rate: fewer than {PER_COEFFICIENT} clients a coefficient"
         elif model is None:
             try:
@@ -267,7 +331,7 @@ class TableEnrollment(EnrollmentStage):
         """Return whether too few are enrolled, or left, for a model of enrollment."""
         inside = int(present.sum())
         needed = PER_COEFFICIENT * (len(self.coded.design.terms) + 1)
-        return min(inside, self.size - inside) <= needed
+        return min(inside, self.coded.rows - inside) <= needed
 
     def rows_at(self, present: BoolArray) -> Partitions:
         """Return the population's rows, labelled by which members are enrolled, (n,)."""
@@ -286,7 +350,7 @@ class TableEnrollment(EnrollmentStage):
             settings = self.coded.settings
             if not settings.soft or settings.estimator != Newton():
                 raise
-            self._last = self.coded.model(None, rows, Newton(l2=PENALTY))
+            self._last = self.coded.model(None, rows, Newton(l2=PENALTY * self._penalty))
             self._note = f"enrollment by a fit with a penalty of {PENALTY:g}: {error}"
         self._present = present.copy()
         return self._last
@@ -320,7 +384,9 @@ class TableEnrollment(EnrollmentStage):
         else:
             design, rows, mean = self.coded.design, self._coded_members, self.coded.means()
         main = len(self.coded.design.terms)
-        return BalanceColumns(names=design.names, matrix=rows.matrix(), mean=mean, leading=main)
+        return BalanceColumns(
+            names=design.names, matrix=rows.matrix(), mean=mean, leading=main, base=self.base
+        )
 
     def overlap(self, model: StageModel | None, threshold: float) -> Overlap | None:
         """Return how near enrollment comes to leaving clients out."""
@@ -342,8 +408,18 @@ class TotalsEnrollment(EnrollmentStage):
 
     def __init__(self, population: Population) -> None:
         assert population.targets is not None
-        self.population, self._targets = population, population.targets
-        self._terms = [term_of(n, self.members.frame.schema) for n in self._targets.names]
+        frame = population.members.frame
+        terms = [term_of(name, frame.schema) for name in population.targets.names]
+        columns = {term.level[0] for term in terms if term.level is not None}
+        levels = {column: sorted_levels(frame[column]) for column in columns}
+        self._bound = population.targets.on(terms, frame.schema, levels)
+        self._targets, self._terms = self._bound.targets, terms
+        self.population = population.with_targets(self._targets)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which shares were rescaled."""
+        return self._targets.notes
 
     @property
     def size(self) -> float | None:
@@ -357,16 +433,23 @@ class TotalsEnrollment(EnrollmentStage):
 
     def require(self, needs: Needs) -> None:
         """Raise if a method needs the clients that are not enrolled."""
+        self.check_base(needs)
         if needs.probabilities or needs.truth or needs.everyone:
             self.population.everyone(needs.method)
         if needs.size and self.size is None:
             raise InputError(f"{needs.method} needs the population size.")
+        if needs.strict and needs.balance:
+            self._bound.required()
 
     def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
-        """Return that no probability is known."""
+        """Return that no probability is known, and what was done to the targets."""
         del required
         del present
-        return EnrollmentFit(prob=np.full(self.members.size, np.nan), known=~self.members.gone)
+        return EnrollmentFit(
+            prob=np.full(self.members.size, np.nan),
+            known=~self.members.gone,
+            note=" ".join(self.notes),
+        )
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the columns the targets name; there is no richer map than what was given."""
@@ -376,41 +459,46 @@ class TotalsEnrollment(EnrollmentStage):
         matrix[self.members.gone] = moments.mean  # they count no more, whatever is known of them
         check_finite(matrix, self._targets.names, "enrolled table")
         return BalanceColumns(
-            names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se
-        )
+            names=self._targets.names, matrix=matrix, mean=moments.mean, se=moments.se,
+            base=self.base,
+        )  # fmt: skip
 
 
 @final
 class SampleEnrollment(EnrollmentStage):
     """The rest is known by a reference sample: enrollment is fitted on both (P3)."""
 
+    reference: ReferenceRows
+
     def __init__(
         self, population: Population, sample: ReferenceSample, formula: str, settings: TableSettings
     ) -> None:
-        self.population, self._sample = population, sample
-        known = sample.table.schema
+        self.population = population
+        table, known = sample.table, sample.table.schema
         own = [n for n in population.covariates if n in known and n != sample.weight]
         self._design = bound_design(
-            formula, sample.table.scan(), own, missing=settings.missing,
-            lump_below=settings.lump_below, where=sample.table.name,
+            formula, table.scan(), own, missing=settings.missing, lump_below=settings.lump_below,
+            where=table.name,
         )  # fmt: skip
+        rows = self._design.rows(
+            table.collect(table.scan().select(self._design.columns)), table.name
+        )
+        self.reference = ReferenceRows(
+            design=self._design, columns=rows.columns.T, weights=sample.weights[rows.known]
+        )
         self._note = "enrollment by a reference sample"
         if settings.estimator != Newton():
             self._note += ", by logistic regression without a penalty"
 
-    @cached_property
-    def _reference(self) -> tuple[FloatArray, FloatArray]:
-        """Design columns of the sample's rows that have all values, (m, q), and their weights."""
-        table, weights = self._sample.table, self._sample.weights
-        rows = self._design.rows(
-            table.collect(table.scan().select(self._design.columns)), table.name
-        )
-        return rows.columns.T, weights[rows.known]
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That there is a reference sample, and what it cannot be fitted by."""
+        return (f"{self._note[:1].upper()}{self._note[1:]}.",)
 
     @property
     def size(self) -> float:
         """Sum of the design weights of the sample that takes part, about N."""
-        return float(self._reference[1].sum())
+        return float(self.reference.weights.sum())
 
     @property
     def formula(self) -> str:
@@ -430,7 +518,9 @@ class SampleEnrollment(EnrollmentStage):
         known = rows.known
         prob, inside = np.full(self.members.size, np.nan), rows.columns.T[present[known]]
         try:
-            fit = reference_sample_fit(inside, *self._reference, self._design.names)
+            fit = reference_sample_fit(
+                inside, self.reference.columns, self.reference.weights, self._design.names
+            )
         except FedIPWError as error:
             if required:
                 raise

@@ -47,11 +47,11 @@ class Overlap:
     """
 
     threshold: float
-    population: int
+    population: float  # clients that the rows stand for, by their base weights
     enrolled: int
     smallest: tuple[float, ...]  # probabilities of the population
     smallest_enrolled: float
-    below: int  # clients of the population below the threshold
+    below: float  # clients of the population below the threshold
     estimated_size: float
     effective_sample_size: float
     empty_cells: tuple[Cell, ...]
@@ -69,9 +69,9 @@ class Overlap:
     def lines(self) -> tuple[str, ...]:
         """Return what people should read."""
         size = (
-            f"Enrollment: {self.enrolled} of {self.population} clients, effective "
+            f"Enrollment: {self.enrolled} of {self.population:.10g} clients, effective "
             f"{self.effective_sample_size:.1f}; estimated population "
-            f"{self.estimated_size:.6g} against {self.population}."
+            f"{self.estimated_size:.6g} against {self.population:.10g}."
         )
         reach = (
             f"Smallest enrollment probability {self.smallest[0]:.3g}; {self.share_below:.2%} of "
@@ -89,9 +89,9 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    rows: int
+    rows: float
     enrolled: int
-    below: int
+    below: float
     smallest: FloatArray
     smallest_enrolled: float
     size: float
@@ -113,12 +113,14 @@ class _Sums:
 def _block_overlap(block: Block, prob_of: BlockProb, threshold: float) -> _Sums:
     prob = prob_of(block)
     inside = prob[block.labels == 1]
+    weighted = len(block.weights) > 0
     with np.errstate(divide="ignore"):  # a classifier may give an enrolled client probability 0
-        inverse = 1.0 / inside
+        inverse = (block.weights[block.labels == 1] if weighted else 1.0) / inside
+    small = prob < threshold
     return _Sums(
-        len(prob),
+        float(block.weights.sum()) if weighted else len(prob),
         len(inside),
-        int((prob < threshold).sum()),
+        float(block.weights[small].sum()) if weighted else int(small.sum()),
         np.sort(np.partition(prob, _SMALLEST)[:_SMALLEST] if len(prob) > _SMALLEST else prob),
         float(inside.min(initial=np.inf)),
         float(inverse.sum()),

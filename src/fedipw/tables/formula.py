@@ -13,7 +13,10 @@
 ========================  ======================================================================
 
 The longest column name at a place is that column, whatever it looks like; names may stand in
-backticks (a backtick in a name is doubled) and levels in quotes. Spaces are free.
+backticks (a backtick in a name is doubled). A level may hold any character: it ends at the first
+closing bracket that a sign or the end of the formula follows, so that ``age[(0,19]]`` is the level
+``(0,19]`` and ``plan[a:b]`` the level ``a:b``. One that holds such an end itself, as ``a]+b``, or
+begins with a space, stands in quotes: ``plan["a]+b"]``. Other spaces are free.
 
 Bound to columns a formula is a list of terms. A term has a name: a column (``age``), one level of a
 category (``os[android]``), a power (``age**2``) or a product of such (``age:os[android]``).
@@ -48,7 +51,7 @@ _FUNCTION = re.compile(r"([^\W\d]\w*)\s*\(")
 _POWER = re.compile(r"\*\*\s*([^-+:*\[\](),\s]*)")
 _NAMED = re.compile(r"`((?:[^`]|``)+)`|[^\W\d]\w*(?!\w|\s*\()")  # a name, not a function's
 _NEAR, _CANDIDATES = 200, 2_000  # characters of a name, and names, among which one is guessed
-_QUOTES = "`\"'"
+_QUOTES, _SIGNS = "`\"'", "-+:*"
 POWER_MAX = 100  # of a column; beyond it even numbers near 1 leave the range of numbers
 PRODUCTS_MAX = 10_000  # that one clause may stand for, such as a*b*c
 _ADVICE = {
@@ -118,17 +121,50 @@ def formula_names(formula: str) -> tuple[str, ...]:
 
 def near(name: str, names: Collection[str]) -> str:
     """Return ``; did you mean ...?`` for the name nearest to one that is not there, or a stop."""
-    same = [n for n in names if n.casefold() == name.casefold()]
-    few = [n for n in names if len(n) <= _NEAR][:_CANDIDATES]  # looking takes time by their product
-    found = same or (get_close_matches(name, few, n=1) if len(name) <= _NEAR else [])
+    found = _nearest(name, names, 1)
     return f"; did you mean {found[0]!r}?" if found else "."
+
+
+def nearest_first(name: str, names: Collection[str]) -> list[str]:
+    """Return names, those most like one that is not there first.
+
+    >>> nearest_first("andriod", ["ios", "web", "android"])
+    ['android', 'ios', 'web']
+    """
+    return list(dict.fromkeys((*_nearest(name, names, SHOWN), *names)))
+
+
+def _nearest(name: str, names: Collection[str], count: int) -> list[str]:
+    same = [n for n in names if n.casefold() == name.casefold()]
+    if same or len(name) > _NEAR:
+        return same[:count]
+    few = [n for n in names if len(n) <= _NEAR][:_CANDIDATES]  # looking takes time by their product
+    return get_close_matches(name, few, n=count)
+
+
+def level_named(name: str) -> tuple[str, str] | None:
+    """Return the column and level that a name means, whatever the table; none if it means another.
+
+    >>> level_named("agecat[(0,19]]"), level_named("`a[b`[c]"), level_named("age:os[ios]")
+    (('agecat', '(0,19]'), ('a[b', 'c'), None)
+    """
+    quoted = _QUOTED.match(name)
+    column = name[: max(name.find("["), 0)] if quoted is None else quoted[1].replace("``", "`")
+    opened = len(column) if quoted is None else quoted.end()
+    found = _level_at(name, opened)
+    if not column.strip() or found is None or found[1] != len(name.rstrip()):
+        return None
+    if quoted is None and any(sign in column for sign in _SIGNS):
+        return None  # a product or a sum
+    return column.strip(), found[0]
 
 
 def _level_at(text: str, at: int) -> tuple[str, int] | None:
     """Return the level in the brackets that open here and where they end, none without an end.
 
-    A level may stand in quotes, which may hold brackets. One look at each character: a regular
-    expression takes the square of the spaces after an opening bracket.
+    A level ends at the first closing bracket with a sign or nothing behind it; in quotes it may
+    hold such ends. One look at each character: a regular expression takes the square of the spaces
+    after an opening bracket.
     """
     if not text.startswith("[", at):
         return None
@@ -136,10 +172,18 @@ def _level_at(text: str, at: int) -> tuple[str, int] | None:
     if start < len(text) and text[start] in _QUOTES:
         closed = text.find(text[start], start + 1)
         end = _past_spaces(text, closed + 1)
-        if closed >= 0 and text.startswith("]", end):
+        if closed >= 0 and text.startswith("]", end) and _may_end(text, end + 1):
             return text[start + 1 : closed], end + 1
     end = text.find("]", start)
+    while end >= 0 and not _may_end(text, end + 1):
+        end = text.find("]", end + 1)
     return None if end < 0 else (text[start:end].rstrip(), end + 1)
+
+
+def _may_end(text: str, at: int) -> bool:
+    """Return whether a level may end before this place: a sign follows, or nothing."""
+    place = _past_spaces(text, at)
+    return place == len(text) or text[place] in _SIGNS
 
 
 def _past_spaces(text: str, at: int) -> int:
@@ -226,7 +270,7 @@ class _Reader:
             self._on(level[1] - self.at)
             return Part(column, level=level[0])
         if self.formula.startswith("[", self.at):
-            self._fail(f"the level of {column!r} has no closing ']'.")
+            self._fail(f"the level of {column!r} has no closing ']' with a sign or nothing behind.")
         return Part(column, power=self._power(column))
 
     def _power(self, column: str) -> int:
@@ -462,19 +506,25 @@ class Term:
 
 
 def term_of(name: str, schema: pl.Schema) -> Term:
-    """Return the term a name stands for: a formula of one product, without functions."""
+    """Return the term a name stands for: a formula of one product, without functions.
+
+    What is no such formula, begins with a column and an opening bracket and ends with a closing
+    one is a level of that column, whatever is between: a level ends at the last bracket.
+
+    >>> schema = pl.Schema({"plan": pl.String(), "age": pl.Float64()})
+    >>> [term_of(name, schema).level for name in ("plan[a:b]", "plan[a]+b]", "age**2:plan[x]")]
+    [('plan', 'a:b'), ('plan', 'a]+b'), None]
+    """
     if name in schema:
         return Term(name, (Factor(name),))
-    try:
-        clauses = formula_clauses(name, schema.names())
-    except InputError:
-        clauses = ()
-    parts = [part for clause in clauses for part in clause.products[0]]
-    alone = len(clauses) == 1 and clauses[0].adds and len(clauses[0].products) == 1
-    if not alone or any(part.category or part.knots for part in parts):
+    parts = _parts_of(name, schema.names())
+    if not parts or any(part.category or part.knots for part in parts):
+        found = _QUOTED.match(name)
+        asked = name.partition("[")[0].strip() if found is None else found[1].replace("``", "`")
         raise InputError(
-            f"{name!r} names no column of the table, nor a level such as os[android], a power such "
-            f"as age**2 or a product such as age:height. Columns: {some(schema.names())}."
+            f"{shown(name)} names no column of the table, nor a level such as os[android], a power "
+            f"such as age**2 or a product such as age:height{near(asked, schema.names())} Columns: "
+            f"{some(nearest_first(asked, schema.names()))}."
         )
     for part in parts:
         kind = schema[part.column]
@@ -482,6 +532,25 @@ def term_of(name: str, schema: pl.Schema) -> Term:
             raise InputError(f"{name}: {part.column!r} holds {kind}, neither numbers nor text.")
     made = (number_factors(part, schema[part.column]) for part in parts)
     return Term(name, tuple(factor for factors in made for factor in factors))
+
+
+def _parts_of(name: str, columns: Sequence[str]) -> tuple[Part, ...]:
+    """Return the factors a name is the product of, none if it is no product."""
+    try:
+        clauses = formula_clauses(name, columns)
+    except InputError:
+        clauses = ()
+    if len(clauses) == 1 and clauses[0].adds and len(clauses[0].products) == 1:
+        return clauses[0].products[0]
+    text = name.strip()
+    reader = _Reader(text, tuple(columns), frozenset(), len(columns))
+    quoted = _QUOTED.match(text)
+    column = reader._column_here() if quoted is None or quoted[1] in columns else None
+    if column is None or not text.endswith("]"):
+        return ()
+    reader._past_column(column)
+    opened = text.startswith("[", reader.at)
+    return (Part(column, level=text[reader.at + 1 : -1].strip()),) if opened else ()
 
 
 def product_terms(

@@ -28,7 +28,7 @@ from fedipw.numerics.checks import (
 )
 from fedipw.tables.columns import ENROLLED, FROM, ID, NO, OPENED_AT, UNTIL, YES
 from fedipw.tables.design import Design
-from fedipw.tables.formula import is_number
+from fedipw.tables.formula import is_number, near, nearest_first
 from fedipw.tables.table import Table, TableLike
 from fedipw.tables.targets import Targets, TargetsLike
 
@@ -87,6 +87,9 @@ class Population:
     table
         One row per client: a file, a directory of Parquet files, or a frame (polars, pandas, Arrow)
         with ``unit_id``, ``enrolled`` and covariates.
+    base
+        Column of base weights, where a row stands for more clients than itself: the population is
+        as large as their sum, and its means are weighted by them. It is no covariate.
 
     Examples
     --------
@@ -101,11 +104,12 @@ class Population:
 
     targets: Targets | None = None
     sample: ReferenceSample | None = None
+    base: str | None = None  # column of base weights
     _size: float | None = None
     _checked = False
 
-    def __init__(self, table: TableLike) -> None:
-        self.clients = Table(table)
+    def __init__(self, table: TableLike, *, base: str | None = None) -> None:
+        self.clients, self.base = Table(table), base
         if not isinstance(table, str | Path):
             self.check()
 
@@ -116,16 +120,30 @@ class Population:
 
     @classmethod
     def from_totals(
-        cls, enrolled: TableLike, targets: TargetsLike, size: float | None = None
+        cls,
+        enrolled: TableLike,
+        targets: TargetsLike,
+        size: float | None = None,
+        *,
+        totals: bool = False,
+        base: str | None = None,
     ) -> Population:
         """Return a population known by its enrolled clients and by means from outside.
 
-        Rows of ``enrolled`` with ``enrolled`` false are ignored; ``size`` is the population's.
+        Rows of ``enrolled`` with ``enrolled`` false are ignored; ``size`` is the population's. With
+        ``totals`` the targets are population totals, counts of levels, and are divided by it.
+        ``base`` names the column of base weights that calibration starts from.
         """
-        made = cls.__new__(cls)
-        made.clients, made.targets = Table(enrolled), Targets.given(targets)
         if size is not None:
             check_magnitude(check_positive(size, "population_size"), "population_size")
+        if totals and size is None:
+            raise InputError(
+                "Totals (--totals, totals=) need the population size (--population-size, size=): "
+                "they are divided by it."
+            )
+        made = cls.__new__(cls)
+        made.clients, made.base = Table(enrolled), base
+        made.targets = Targets.given(targets, totals=size if totals else None)
         made._size = size
         return made
 
@@ -160,7 +178,22 @@ class Population:
     @property
     def size(self) -> float | None:
         """Number of clients, N; none where it was not given."""
-        return self.clients.rows if self.lists_everyone else self._size
+        if not self.lists_everyone:
+            return self._size
+        return self.clients.rows if self.base is None else float(self._base_sum)
+
+    @cached_property
+    def _base_sum(self) -> float:
+        self.check()
+        column = pl.col(self.base or "").cast(pl.Float64)
+        return float(self.clients.collect(self.clients.scan().select(column.sum())).item())
+
+    @cached_property
+    def member_base(self) -> FloatArray | None:
+        """Base weights of the members, (n,), none where every row counts once."""
+        if self.base is None:
+            return None
+        return self.members.frame[self.base].cast(pl.Float64).to_numpy()
 
     @property
     def listed(self) -> int:
@@ -185,7 +218,13 @@ class Population:
             query = query.filter(pl.col(ENROLLED))
         elif self.lists_everyone:
             self.clients.require([ENROLLED])
-        return Members(self.clients.collect(query))
+        return Members(self.clients.collect(query), base=self.base)
+
+    def with_targets(self, targets: Targets) -> Population:
+        """Return the same population with other targets, such as shares that were rescaled."""
+        made = copy(self)
+        made.targets = targets
+        return made
 
     def with_members(self, members: Members) -> Population:
         """Return the same population with other members, such as some that left."""
@@ -212,6 +251,10 @@ class Population:
         _require_unique_ids(table)
         if self._has_flags:
             _check_flags(table)
+        if self.base is not None:
+            ignored = self._has_flags and not self.lists_everyone
+            rows = table.scan().filter(ENROLLED) if ignored else table.scan()
+            _check_base(table, self.base, rows)
         self._checked = True
 
     def moments(self, balance: Design | Sequence[str]) -> PopulationMeans:
@@ -235,15 +278,16 @@ class Population:
             raise InputError(
                 "Population means of names alone need targets: give a design (bound_design)."
             )
-        weights = None if self.sample is None else self.sample.weights
-        table = self.clients if self.sample is None else self.sample.table
-        mean, se = _design_means(table, balance, weights)
+        if self.sample is None:
+            mean = _design_means(self.clients, balance, self.base)
+            return PopulationMeans(names=balance.names, mean=mean)
+        mean, se = _sample_means(self.sample.table, balance, self.sample.weights)
         return PopulationMeans(names=balance.names, mean=mean, se=se)
 
     @property
     def covariates(self) -> tuple[str, ...]:
         """Names of all covariate columns."""
-        known = {ID, ENROLLED, FROM, UNTIL}
+        known = {ID, ENROLLED, FROM, UNTIL, self.base}
         return tuple(c for c in self.clients.schema.names() if c not in known)
 
     @cached_property
@@ -317,22 +361,55 @@ def _check_flags(table: Table) -> None:
         )
 
 
-def _design_means(
-    table: Table, design: Design, weights: FloatArray | None
-) -> tuple[FloatArray, FloatArray | None]:
-    """Return the means of design columns over a table, with errors if it is a weighted sample."""
-    total, mass, done = np.zeros(len(design.terms)), 0, 0
-    if weights is not None:
-        rows = design.rows(table.collect(table.scan().select(design.columns)), table.name)
-        share = weights[rows.known] / weights[rows.known].sum()
-        mean = rows.columns @ share
-        se: FloatArray = np.sqrt((rows.columns - mean[:, None]) ** 2 @ share**2)
-        return mean, se
-    for batch in table.batches(design.columns):
+def _check_base(table: Table, base: str, rows: pl.LazyFrame) -> None:
+    """Raise unless every one of some rows has a base weight above 0."""
+    if base in {ID, ENROLLED, FROM, UNTIL}:
+        raise InputError(f"{table.name}: {base!r} holds no base weights.")
+    if base not in table.schema:
+        raise InputError(
+            f"No base weight column {base!r} in {table.name}{near(base, table.schema.names())} It "
+            f"has {some(nearest_first(base, table.schema.names()))}."
+        )
+    kind = table.schema[base]
+    if not kind.is_numeric():
+        raise InputError(f"{table.name}: base weights in {base!r} are {kind}, not numbers.")
+    value = pl.col(base).cast(pl.Float64)
+    bad = value.is_null() | ~value.is_finite() | (value <= 0.0)
+    count, least, most = table.collect(
+        rows.select(bad.sum(), value.min().alias("least"), value.max().alias("most"))
+    ).row(0)
+    if count:
+        raise InputError(
+            f"{table.name}: base weights in {base!r} must be finite and above 0 in every row; "
+            f"{count} are not. Leave such rows out."
+        )
+    check_magnitude([least, most], repr(base), table.name)
+
+
+def _sample_means(
+    table: Table, design: Design, weights: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the means of design columns by a weighted sample, and their errors."""
+    rows = design.rows(table.collect(table.scan().select(design.columns)), table.name)
+    share = weights[rows.known] / weights[rows.known].sum()
+    mean = rows.columns @ share
+    se: FloatArray = np.sqrt((rows.columns - mean[:, None]) ** 2 @ share**2)
+    return mean, se
+
+
+def _design_means(table: Table, design: Design, base: str | None) -> FloatArray:
+    """Return the means of design columns over a table, by base weights where it has some."""
+    total, mass, done = np.zeros(len(design.terms)), 0.0, 0
+    more = [] if base is None or base in design.columns else [base]
+    for batch in table.batches([*design.columns, *more]):
         coded = design.rows(batch, f"{table.name} from row {done + 1}")
-        total, mass = total + coded.columns.sum(axis=1), mass + coded.columns.shape[1]
+        if base is None:
+            total, mass = total + coded.columns.sum(axis=1), mass + coded.columns.shape[1]
+        else:
+            weights = batch[base].cast(pl.Float64).to_numpy()[coded.known]
+            total, mass = total + coded.columns @ weights, mass + float(weights.sum())
         done += batch.height
-    return total / mass, None
+    return total / mass
 
 
 @dataclass(frozen=True)
@@ -353,6 +430,7 @@ class Members:
     # (n,) who is enrolled no more, where that has changed between two starts of a server: rounds
     # that are closed then list whom they list
     former: BoolArray | None = field(default=None, compare=False)
+    base: str | None = None  # column of base weights, which is no covariate
 
     def __post_init__(self) -> None:
         if ID not in self.frame.columns:
@@ -392,7 +470,8 @@ class Members:
     @property
     def covariates(self) -> tuple[str, ...]:
         """What is known of every client."""
-        return tuple(n for n in self.frame.columns if n not in {ID, ENROLLED, FROM, UNTIL})
+        known = {ID, ENROLLED, FROM, UNTIL, self.base}
+        return tuple(n for n in self.frame.columns if n not in known)
 
     @property
     def dated(self) -> bool:

@@ -38,6 +38,7 @@ class Balance:
     population_size: float
     se: FloatArray | None = None  # (q,)
     leading: int | None = None  # columns that are covariates, before squares and products
+    base: FloatArray | None = None  # (N,) weights that calibration starts from, alike if none
 
     def __post_init__(self) -> None:
         check_rows(len(self.matrix), enrolled=self.enrolled)
@@ -65,6 +66,7 @@ class Balance:
             population_size=np.nan if population_size is None else float(population_size),
             se=columns.se,
             leading=columns.leading,
+            base=columns.base,
         )
 
     @property
@@ -121,8 +123,10 @@ class Balance:
         """Return weights on the enrolled that reproduce the means, in table order.
 
         With ``noise_aware`` the means are shrunk towards the enrolled by their standard errors;
-        ``base`` (n,) are weights to start from.
+        ``base`` (n,) are weights to start from, times those of the clients themselves.
         """
+        if self.base is not None:
+            base = self.base[self.enrolled] * (1.0 if base is None else base)
         return calibrated(
             self.matrix[self.enrolled],
             self.mean,

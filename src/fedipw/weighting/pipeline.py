@@ -68,7 +68,11 @@ class Probabilities(Enum):
 
 
 class Base(Protocol):
-    """The weight d of a reply before anything else, 1/N included."""
+    """The weight d of a reply before anything else, 1/N included.
+
+    One in which clients count by their base weights, where they have some, says so by
+    ``takes_base``.
+    """
 
     probabilities: ClassVar[Probabilities]
     uses_enrollment: ClassVar[bool]  # whether it reads enrollment probabilities
@@ -143,36 +147,55 @@ class InverseInvitation:
 @final
 @dataclass(frozen=True, slots=True)
 class InverseParticipation:
-    r"""Participation corrected, enrollment not: :math:`d_i = 1/(N_{enr} \pi^{part}_i)` (W4)."""
+    r"""Participation corrected, enrollment not: :math:`d_i = 1/(N_{enr} \pi^{part}_i)` (W4).
+
+    With base weights a,
+
+    .. math:: d_i = \frac{a_i}{\pi^{part}_i \sum_{j \in E} a_j} \qquad (W23)
+    """
 
     probabilities: ClassVar = Probabilities.FITTED
     uses_enrollment: ClassVar = False
+    takes_base: ClassVar = True
 
     def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
         """Return d, (m,)."""
         prob = check_probability(replies.participation_prob, "participation_prob")
-        return 1.0 / (check_positive(state.enrolled_size, "size") * prob)
+        own = state.base_of(replies.rows)
+        return own / (check_positive(state.enrolled_mass, "size") * prob)
 
     def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
         """Return d, (m,): enrollment is not in it."""
         return self.weights(replies, state)
 
     def largest(self, state: EnrollmentState) -> FloatArray:
-        """Return 1/N_enr, (n,)."""
-        return np.full(len(state.unit_ids), 1.0 / state.enrolled_size)
+        """Return 1/N_enr, or the share of base weights, (n,)."""
+        alike = np.full(len(state.unit_ids), 1.0 / state.enrolled_mass)
+        return alike * state.base_of(slice(None))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class InverseInclusion:
-    r"""Both stages corrected: :math:`d_i = 1/(N \pi^{enr}_i \pi^{part}_i)` (W2)."""
+    r"""Both stages corrected: :math:`d_i = 1/(N \pi^{enr}_i \pi^{part}_i)` (W2).
+
+    Where a row of the population stands for :math:`a_i` clients, its base weight,
+
+    .. math:: d_i = \frac{a_i}{N\, \pi^{enr}_i \pi^{part}_i}, \qquad N = \sum_{j=1}^{rows} a_j
+       \qquad (W24)
+
+    with :math:`\pi^{enr}` fitted with the a as weights of rows, and population means weighted by
+    them.
+    """
 
     probabilities: ClassVar = Probabilities.FITTED
     uses_enrollment: ClassVar = True
+    takes_base: ClassVar = True
 
     def weights(self, replies: Replies, state: EnrollmentState) -> FloatArray:
         """Return d, (m,)."""
-        return horvitz_thompson_weights(replies.inclusion_prob, state.population_size)
+        alike = horvitz_thompson_weights(replies.inclusion_prob, state.population_size)
+        return alike * state.base_of(replies.rows)
 
     def within(self, replies: Replies, state: EnrollmentState) -> FloatArray:
         """Return 1/(N_enr pi_part), (m,)."""
@@ -180,7 +203,7 @@ class InverseInclusion:
 
     def largest(self, state: EnrollmentState) -> FloatArray:
         """Return 1/(N pi_enr), (n,)."""
-        return 1.0 / (state.population_size * state.prob)
+        return state.base_of(slice(None)) / (state.population_size * state.prob)
 
 
 @final
@@ -256,6 +279,11 @@ class CalibrationRule(Protocol):
     @property
     def pools_respondents(self) -> bool:
         """Whether, over all rounds, it is calibration of the respondents together."""
+        return False
+
+    @property
+    def strict(self) -> bool:
+        """Whether targets that cannot be met are an error."""
         return False
 
     @property
@@ -358,9 +386,8 @@ class OfEnrolled(CalibrationRule):
         balance = state.balance_for(method, self.balance)
         aware, expected = self.noise_aware, None
         try:
-            weights = balance.enrollment_weights(
-                balance.calibration(self.distance, noise_aware=aware)
-            )
+            found = balance.calibration(self.distance, noise_aware=aware)
+            weights = balance.enrollment_weights(found)
         except (InfeasibleError, NotConvergedError) as error:
             if self.strict:
                 raise
@@ -370,7 +397,7 @@ class OfEnrolled(CalibrationRule):
                 expected = balance.expected_weights(
                     self.distance, state.true_prob, noise_aware=aware
                 )
-        return CalibratedClients(weights, expected)
+        return CalibratedClients(weights, expected, " ".join(found.warnings()))
 
     def strictly(self) -> CalibrationRule:
         """Return the rule without its way out."""
@@ -381,8 +408,8 @@ class OfEnrolled(CalibrationRule):
         varying = balance.varying()
         if not varying.names:
             note = "targets cannot be met: no covariate varies among the enrolled, who count alike"
-            alike = np.full(len(balance.matrix), 1.0 / np.count_nonzero(balance.enrolled))
-            return CalibratedClients(alike, note=note)
+            alike = np.ones(len(balance.matrix)) if balance.base is None else balance.base
+            return CalibratedClients(alike / alike[balance.enrolled].sum(), note=note)
         lost = [name for name in balance.names if name not in varying.names]
         without = f" without {some(lost)}, which does not vary among the enrolled" if lost else ""
         maps = {without: varying}
@@ -410,7 +437,9 @@ class OfEnrolled(CalibrationRule):
         del presence
         q = weighing.enrollment_weights
         assert q is not None
-        weights: FloatArray = base * (weighing.state.enrolled_size * q[replies.rows])
+        state = weighing.state
+        own = state.base_of(replies.rows)  # calibration starts from it, and has it in q
+        weights: FloatArray = base * (state.enrolled_mass * q[replies.rows] / own)
         return weights, ""
 
 
@@ -1018,6 +1047,8 @@ class Method:
             everyone=kind is Probabilities.COLLAPSED,
             size=self.calibration.needs_size,
             balance=frozenset({self.calibration.balance, self.augmentation.balance} - {""}),
+            strict=self.calibration.strict,
+            takes_base=getattr(self.base, "takes_base", False),
         )
 
     @property
@@ -1205,7 +1236,7 @@ class Weighing:
         if np.isnan(prob[inside]).any():
             return None
         out = np.zeros(len(prob))
-        out[inside] = 1.0 / prob[inside]
+        out[inside] = self.state.base_of(inside) / prob[inside]
         return out
 
     def standing(self) -> FloatArray | None:
@@ -1227,7 +1258,8 @@ class Weighing:
             return Influence()
         largest = base.largest(self.state)
         if self.enrollment_weights is not None:
-            largest = largest * self.state.enrolled_size * np.abs(self.enrollment_weights)
+            own = self.state.base_of(slice(None))
+            largest = largest * self.state.enrolled_mass * np.abs(self.enrollment_weights) / own
         if self.method.normalisation.reads_total:
             largest = largest * (self.state.sample_counts / self.state.mean_count)
         factor = float(largest[self.state.enrolled].max())

@@ -46,6 +46,7 @@ class EnrollmentState:
     model: StageModel | None = None
     note: str = ""  # why there is no model, where one was asked for
     mean_count: float = np.nan  # mean number of samples of the population's clients, T / N
+    base: FloatArray | None = None  # (n,) base weights d, alike if none
 
     def __post_init__(self) -> None:
         check_rows(
@@ -57,6 +58,15 @@ class EnrollmentState:
     def enrolled_size(self) -> float:
         """Number of enrolled clients, N_enr."""
         return float(np.count_nonzero(self.enrolled))
+
+    @property
+    def enrolled_mass(self) -> float:
+        """Sum of the base weights of the enrolled: their number where they count alike."""
+        return self.enrolled_size if self.base is None else float(self.base[self.enrolled].sum())
+
+    def base_of(self, rows: IntArray | BoolArray | slice) -> FloatArray | float:
+        """Return the base weights of some clients, (m,), or 1 where all count alike."""
+        return 1.0 if self.base is None else self.base[rows]
 
     def balance_for(self, method: str, kind: str) -> Balance:
         """Return the balance columns a method needs, or raise if they are not known."""
@@ -241,6 +251,7 @@ class StagedEnrollment:
             model=fit.model,
             note=fit.note,
             balances=balances,
+            base=self.stage.base,
         )
 
 
