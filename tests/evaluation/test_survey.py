@@ -170,4 +170,4 @@ def test_the_difference_between_types_of_a_districts_schools_has_their_covarianc
     assert linear.estimate == pytest.approx(expected["estimate"], rel=CLOSE)
     assert schools.se(linear) == pytest.approx(expected["se"], rel=CLOSE)
     apart = [schools.se(Linear(0.0, u[v], linear.leverage)) for v in ("E", "H")]
-    assert abs(np.hypot(*apart) / expected["se"] - 1) > 0.05
+    assert abs(np.hypot(apart[0], apart[1]) / expected["se"] - 1) > 0.05

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from fedipw.evaluation.estimators import Estimate
     from fedipw.evaluation.evaluate import Evaluation
 
-_SHOWN = 60  # rows of the table
+_MEAN = "mean"
+_SHOWN = 60  # rows of a table
 _SHORT = {"horvitz-thompson": "HT"}
 
 
@@ -144,7 +145,8 @@ def evaluate(
         write_table(table, out)
     if replicate_weights is not None and found.replicates is not None:
         found.replicates.write(replicate_weights)
-    _report(found, out, as_json=as_json, contrast=against is not None)
+    written = [path for path in (out, replicate_weights) if path is not None]
+    _report(found, written, as_json=as_json, contrast=against is not None)
 
 
 def _check_numbers(odds: list[float], jackknife: int, confidence: float) -> None:
@@ -163,15 +165,11 @@ def _check_replicates(path: Path | None, count: int | None) -> None:
         raise InputError(f"--replicates takes 2 or more, not {count}.")
 
 
-def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
-        return
-    table = Table("group", "statistic", "estimate", "se", "low", "high", "eff. n", "clients")
+def _print(table: Table, lines: list[Estimate]) -> None:
+    """Print some estimates, with as many of their numbers as the table has columns for."""
     last = ""
-    lines = [x for x in found.estimates if math.isfinite(x.estimate)]
     for line in lines[:_SHOWN]:
-        table.add_row(
+        row = (
             "" if line.group == last else escape(line.group),
             _named(line),
             f"{line.estimate:.5g}",
@@ -181,13 +179,27 @@ def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: boo
             f"{line.effective_sample_size:.1f}",
             str(line.clients),
         )
+        table.add_row(*row[: len(table.columns)])
         last = line.group
     _out.print(table)
+
+
+def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        return
+    lines = [x for x in found.estimates if math.isfinite(x.estimate)]
+    means = [x for x in lines if x.statistic == _MEAN]
+    others = [x for x in lines if x.statistic != _MEAN]
+    _print(Table("group", "mean", "estimate", "se", "low", "high", "eff. n", "clients"), means)
+    if others:
+        _print(Table("group", "statistic", "estimate", "se", "low", "high"), others)
     for reason in dict.fromkeys(line.reason for line in found.estimates if line.reason):
         groups = [f"{_full(x)} of {x.group}" for x in found.estimates if x.reason == reason]
         say(f"{some(groups)}: {reason}.")
-    if len(lines) > _SHOWN:
-        say(f"... and {len(lines) - _SHOWN} more rows; --out writes them all.")
+    more = max(len(means) - _SHOWN, 0) + max(len(others) - _SHOWN, 0)
+    if more:
+        say(f"... and {more} more rows; --out writes them all.")
     if contrast:
         say("Values are differences: the first model less the second, on the same clients.")
     moved = found.moved
@@ -213,15 +225,16 @@ def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: boo
             + ("." if found.replicates.scale_finite is None else
                f"; {found.replicates.scale_finite:.6g} does, for the mean of this metric.")
         )  # fmt: skip
-    if out is not None:
-        say(f"Wrote {out}")
+    for path in written:
+        say(f"Wrote {path}")
 
 
 def _named(line: Estimate) -> str:
-    """Return what a line of the terminal's table is; a mean goes without saying."""
-    short = _SHORT.get(line.estimator, line.estimator)
-    return short if line.statistic == "mean" else f"{line.statistic} {short}"
+    """Return the statistic and the estimator of a line, briefly."""
+    return _full(line, _SHORT.get(line.estimator, line.estimator))
 
 
-def _full(line: Estimate) -> str:
-    return line.estimator if line.statistic == "mean" else f"{line.statistic} {line.estimator}"
+def _full(line: Estimate, estimator: str = "") -> str:
+    """Return the statistic and the estimator of a line; a mean goes without saying."""
+    by = estimator or line.estimator
+    return by if line.statistic == _MEAN else f"{line.statistic} {by}"

@@ -200,7 +200,7 @@ def _totals(
     if plan.by_samples:
         raise InputError(
             "A total is one over clients, and how many samples the population has is not known. "
-            "For the sum over samples multiply 'value' by 'n' and leave the samples out."
+            "For the sum over samples multiply 'value' by 'n' and leave --samples out."
         )
     return [Total.over(mean, groups) for mean in estimators if mean.statistic == MEAN]
 

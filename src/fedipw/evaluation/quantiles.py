@@ -60,6 +60,16 @@ class Distribution(NamedTuple):
         place = np.searchsorted(self.shares, share - rounding)
         return float(self.values[min(int(place), len(self.values) - 1)])
 
+    def cut(self, share: float) -> float:
+        """Return where an interval is taken from: the inverse, or what is next to the largest.
+
+        >>> [Distribution(np.array([1.0, 3.0]), np.array([0.5, 1.0])).cut(p) for p in (0.5, 0.9)]
+        [1.0, 1.0]
+        """
+        found = self.inverse(share)
+        below = self.values[self.values < self.values[-1]]
+        return float(below.max(initial=-np.inf)) if found == self.values[-1] else found
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +119,9 @@ def population_quantiles(
 
     Both are as in R's ``svyquantile`` (``qrule = "math"``, ``interval.type = "mean"``). A limit of
     the share below 0 or above 1 leaves the quantile without that limit and without a standard
-    error.
+    error. So does a quantile that is the largest value of all, whose share is 1 without any error:
+    there is no upper limit, and the lower one is that of the next smaller value (R gives an
+    interval of length 0).
 
     Parameters
     ----------
@@ -146,7 +158,7 @@ def population_quantiles(
         weights = (sample.weights * often)[inside]
         if weights.sum() > 0.0 and not (weights < 0.0).any():
             known[group.name] = Distribution.of(ranks[inside], weights)
-    cuts = [{name: found.inverse(p) for name, found in known.items()} for p in at]
+    cuts = [{name: found.cut(p) for name, found in known.items()} for p in at]
     shares = means(sample, ranks, [_ShareBelow(each, hajek) for each in cuts], groups)
     places = [p for _ in groups for p in at]
     return tuple(
@@ -167,10 +179,14 @@ def _inverted(
         rank = known.inverse(share)
         return rank if np.isnan(rank) else float(distinct[round(rank * len(distinct)) - 1])
 
-    low, high, reason = value(share.low), value(share.high), share.reason
+    estimate, low, high, reason = value(p), value(share.low), value(share.high), share.reason
+    if known.inverse(p) == known.values[-1]:
+        high = np.nan
+    if len(known.values) == 1:
+        low = np.nan
     ends = [end for end, at in (("low", low), ("high", high)) if np.isnan(at)]
     if np.isfinite(share.se) and ends:
         reason = f"too few values lie beyond it: the interval has no {' and no '.join(ends)} end"
     t = float(stdtrit(max(share.freedom, 1.0), 0.5 + 0.5 * share.confidence))
     se = 0.5 * (high - low) / t
-    return replace(line, estimate=value(p), low=low, high=high, se=se, reason=reason)
+    return replace(line, estimate=estimate, low=low, high=high, se=se, reason=reason)

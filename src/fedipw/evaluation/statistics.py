@@ -252,7 +252,7 @@ def contrasts(
     ['os = android less os = ios']
     """
     if asked and not columns:
-        raise InputError("A difference is one of subgroups: name a column to group by (by).")
+        raise InputError("A difference is one of subgroups: name a column to group by (--by).")
     found: dict[str, Contrast] = {}
     for kind in dict.fromkeys(asked):
         for made in _asked(columns, kind, everyone):
