@@ -23,7 +23,7 @@ from fedipw.evaluation.estimators import (
 from fedipw.evaluation.phases import KnownEnrollment
 from fedipw.evaluation.replicates import jackknife_weights
 from fedipw.evaluation.sample import TwoPhase
-from fedipw.evaluation.statistics import Ratio, Total
+from fedipw.evaluation.statistics import Difference, Ratio, Total
 from fedipw.numerics import FloatArray
 from two_phase_worlds import drawn_world
 from worlds import MEASURED, drawn
@@ -69,12 +69,18 @@ def test_with_the_same_seed_they_hold_the_first_sum_of_the_jackknife(kind: str) 
     sample = world.sample if kind == "fitted" else world.calibrated()
     y, x, group = world.y, world.x, Group(size=300.0)
     again = jackknife_weights(sample, 25, np.random.default_rng(4))
-    cases: list[tuple[MeanEstimator, Statistic]] = [
-        (HajekMean(), lambda w: float(np.average(y, weights=w))),
-        (Ratio(x), lambda w: float((w @ y) / (w @ x))),
-        (Total.over(HorvitzThompsonMean(), [group]), lambda w: float(w @ y)),
-    ]
-    for estimator, statistic in cases:
+    sides = world.sides
+    one, two = (side.flags(sample) * y / float(side.size or 0.0) for side in sides)
+    cases: list[tuple[MeanEstimator, Group, Statistic]] = [
+        (HajekMean(), group, lambda w: float(np.average(y, weights=w))),
+        (Ratio(x), group, lambda w: float((w @ y) / (w @ x))),
+        (Total.over(HorvitzThompsonMean(), [group]), group, lambda w: float(w @ y)),
+        (
+            Difference.between(HorvitzThompsonMean(), [sides]), sides.both(),
+            lambda w: float(w @ one - w @ two),
+        ),
+    ]  # fmt: skip
+    for estimator, group, statistic in cases:
         (line,) = jackknife_means(
             sample, y, [estimator], [group], rng=np.random.default_rng(4), count=25
         )

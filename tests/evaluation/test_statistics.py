@@ -199,7 +199,7 @@ def test_the_sides_of_a_difference_share_the_models_of_both_stages() -> None:
         assert line.se**2 == pytest.approx(exact.variance[0], rel=1e-12)
 
 
-@given(SEEDS, st.floats(1e-9, 1e9))
+@given(SEEDS, st.sampled_from([1e-14, 1e-3, 1e14]))
 @settings(max_examples=15, deadline=None)
 def test_a_ratio_to_itself_is_one_and_to_one_the_mean_in_any_unit(seed: int, unit: float) -> None:
     data = Replies.drawn(seed)
