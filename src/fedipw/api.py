@@ -17,7 +17,7 @@ import polars as pl
 from fedipw.errors import InputError
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
-from fedipw.tables.table import TableLike, pandas_frame
+from fedipw.tables.table import TableLike, check_table_path, pandas_frame
 from fedipw.tables.targets import Targets, TargetsLike
 from fedipw.weighting.settings import Settings
 
@@ -252,6 +252,14 @@ def evaluate(
     sensitivity: Sequence[float] = (),
     jackknife: int = 0,
     samples: bool = False,
+    against: TableLike | None = None,
+    quantile: float | Sequence[float] = (),
+    ratio_to: TableLike | None = None,
+    total: bool = False,
+    difference: str | Sequence[str] = (),
+    replicate_weights: str | Path | None = None,
+    replicates: int = 0,
+    seed: int = 0,
     allow_missing: bool = False,
     **settings: Any,
 ) -> Evaluation:
@@ -268,21 +276,47 @@ def evaluate(
     confidence, sensitivity, jackknife, samples
         Of the intervals; odds ratios of the sensitivity analysis; groups of a jackknife; the mean
         over samples in place of clients.
+    against
+        Another model's metrics on the same clients and rounds: all is about the paired difference.
+    quantile, total
+        Shares of the population whose quantiles to add; whether to add totals.
+    ratio_to
+        Another metric of the same clients and rounds: adds the ratio of the two totals.
+    difference
+        Of the groups of ``by``: ``rest`` compares each with all others, ``pairs`` each with each,
+        and a group such as ``os=ios`` all others with it.
+    replicate_weights, replicates, seed
+        File for replicate weights, how many (50 if there is a file), and the seed of their groups
+        of clients and of a jackknife's. The result has them as ``replicates``.
     allow_missing
         Leave replies without a metric out, and count them.
     """
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated  # noqa: PLC0415
     from fedipw.evaluation.logged import Metrics, logged_two_phase  # noqa: PLC0415
+    from fedipw.evaluation.replicates import REPLICATES  # noqa: PLC0415
 
+    values = Metrics.read(metrics)
+    if against is not None:
+        values = values.against(Metrics.read(against))
+    if ratio_to is not None:
+        values = values.over(Metrics.read(ratio_to))
+    if replicate_weights is not None:
+        check_table_path(Path(replicate_weights))
+        replicates = replicates or REPLICATES
     stage, ledger, plan = _job(population, rounds, {"fit": "pooled", **settings})
-    logged = logged_two_phase(
-        stage, ledger, Metrics.read(metrics), plan, allow_missing=allow_missing
-    )
+    logged = logged_two_phase(stage, ledger, values, plan, allow_missing=allow_missing)
     asked = EvaluationPlan(
         by=(by,) if isinstance(by, str) else tuple(by), confidence=confidence,
         odds_ratios=tuple(sensitivity), jackknife=jackknife, by_samples=samples,
+        quantiles=(quantile,) if isinstance(quantile, float | int) else tuple(quantile),
+        totals=total,
+        difference=(difference,) if isinstance(difference, str) else tuple(difference),
+        replicates=replicates, seed=seed,
     )  # fmt: skip
-    return evaluated(logged, stage, plan.method.name, asked)
+    found = evaluated(logged, stage, plan.method.name, asked)
+    if replicate_weights is not None and found.replicates is not None:
+        found.replicates.write(replicate_weights)
+    return found
 
 
 def audit(

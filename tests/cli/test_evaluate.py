@@ -17,8 +17,8 @@ from worlds import MEASURED
 from .command import Files, fedipw
 
 COLUMNS = [
-    "group", "estimator", "estimate", "se", "low", "high", "confidence", "effective_sample_size",
-    "clients", "replies", "se_superpopulation", "freedom", "reason",
+    "group", "statistic", "estimator", "estimate", "se", "low", "high", "confidence",
+    "effective_sample_size", "clients", "replies", "se_superpopulation", "freedom", "reason",
 ]  # fmt: skip
 
 

@@ -28,7 +28,9 @@ from fedipw.evaluation.phases import (
     KnownEnrollment,
     StepPhase,
 )
+from fedipw.evaluation.quantiles import population_quantiles
 from fedipw.evaluation.sample import TwoPhase
+from fedipw.evaluation.statistics import Contrast, Difference, Ratio
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.selection.logistic import LogisticFit, logistic_fit
 from fedipw.tables.partitions import Blocks, Frame
@@ -175,6 +177,89 @@ def test_leverage_makes_the_first_sum_that_of_means_without_each_client() -> Non
     squares = (without - linear.estimate) ** 2
     assert got.variance[0] == pytest.approx(((1 - 1 / kappa) * squares).sum(), rel=1e-12)
     assert got.freedom[0] == pytest.approx(squares.sum() ** 2 / (squares**2).sum(), rel=1e-12)
+
+
+def subgroups(design: Design) -> Contrast:
+    inside = np.arange(len(design.pi)) < 2
+    return Contrast(
+        Group(name="a", inside=inside, size=2.0),
+        Group(name="b", inside=~inside, size=len(design.pi) - 2.0),
+    )
+
+
+def rounds(design: Design) -> Contrast:
+    sides = [Group(name=f"{r}", size=float(len(design.pi)), rounds=np.array([r])) for r in (0, 1)]
+    return Contrast(*sides)
+
+
+@pytest.mark.parametrize(
+    ("design", "kind"),
+    [(drawn_design(2, 4, 2), "subgroups"), (drawn_design(3, 4, 2, rho=(0.3,)), "rounds")],
+    ids=["of subgroups", "of rounds, whose replies are related"],
+)
+def test_over_every_outcome_a_difference_and_its_variance_are_unbiased(
+    design: Design, kind: str
+) -> None:
+    sides = {"subgroups": subgroups, "rounds": rounds}[kind](design)
+    truth = design.y[:2].mean() - design.y[2:].mean()
+    if kind == "rounds":
+        truth = design.y[:, 0].mean() - design.y[:, 1].mean()
+    mean = second = variance = apart = 0.0
+    for replies, prob in design.outcomes():
+        found = design.sample(replies)
+        if found is None:
+            continue
+        sample, y = found
+        enrolled = np.array([a is not None for a in replies])
+        here = Contrast(*(_of_enrolled(side, enrolled) for side in sides))
+        # sides without a reply add 0 to a Horvitz–Thompson sum: taken apart, not refused
+        one, two = (HorvitzThompsonMean().linear(sample, y, side) for side in here)
+        difference, u = one.estimate - two.estimate, one.values - two.values
+        if all((side.flags(sample) > 0).any() and _clients(sample, side) > 1 for side in here):
+            made = Difference.between(HorvitzThompsonMean(), [here])
+            got = made.linear(sample, y, here.both())
+            assert got.estimate == difference
+            np.testing.assert_array_equal(got.values, u)
+        mean += prob * difference
+        second += prob * difference**2
+        variance += prob * _variance(sample, u)
+        apart += prob * (_variance(sample, one.values) + _variance(sample, two.values))
+    assert mean == pytest.approx(truth, rel=1e-12)
+    assert variance == pytest.approx(second - mean**2, rel=1e-12)
+    if kind == "rounds":  # the clients are the same ones: variances of both sides do not add up
+        assert abs(apart / variance - 1) > 0.02
+
+
+def _of_enrolled(side: Group, enrolled: np.ndarray) -> Group:
+    inside = None if side.inside is None else side.inside[enrolled]
+    return Group(name=side.name, inside=inside, size=side.size, rounds=side.rounds)
+
+
+def _clients(sample: TwoPhase, side: Group) -> int:
+    return len(np.unique(sample.client[side.flags(sample) > 0]))
+
+
+def _variance(sample: TwoPhase, u: FloatArray) -> float:
+    return float(sample.variance(u[:, None]).variance[0])
+
+
+def test_over_every_outcome_quantiles_are_those_of_the_definition() -> None:
+    design = drawn_design(7, 6, 1)
+    y = np.array([[1.0], [1.0], [2.0], [5.0], [5.0], [9.0]])
+    seen = set()
+    for replies, _ in design.outcomes():
+        found = design.sample(replies)
+        if found is None:
+            continue
+        sample, _ = found
+        own = y[[i for i, a in enumerate(replies) if a is not None], 0][sample.client]
+        for p in (0.1, 0.5, 0.75):
+            (line,) = population_quantiles(sample, own, [p])
+            shares = {v: sample.weights[own <= v].sum() / sample.weights.sum() for v in set(own)}
+            assert line.estimate == min(v for v, share in shares.items() if share >= p - 1e-12)
+            assert line.low <= line.estimate <= line.high or line.reason
+            seen.add(line.estimate)
+    assert seen == {1.0, 2.0, 5.0, 9.0}
 
 
 # Linearisation. Let row i of every table count w_i times: in the fit or calibration of enrollment,
@@ -331,6 +416,29 @@ def test_influences_equal_derivatives_with_a_fitted_model_of_enrollment(
         wide = sample.variance(u).superpopulation  # squares of all N, the others' among them
         assert wide is not None
         assert wide[0] == pytest.approx(((slopes - slopes.mean()) ** 2).sum(), rel=1e-6)
+
+
+def test_influences_of_a_ratio_are_its_derivatives_with_both_stages_fitted_anew() -> None:
+    world = World(2)
+    phase = fitted_phase(world)
+    sample, rows = world.sample(phase), world.replies[0]
+    over, under = world.y.copy(), np.exp(0.3 * world.X[:, 2])
+
+    def ratio(weights: FloatArray) -> float:
+        sums = []
+        for world.y in (over, under):
+            sums.append(world.mean(weights, fitted_weights, "horvitz-thompson"))
+        return sums[0] / sums[1]
+
+    linear = Ratio(under[rows]).linear(sample, over[rows], Group())
+    assert linear.estimate == pytest.approx(ratio(np.ones(world.size)), rel=1e-10)
+    chosen = world.ids[::4]
+    steps = [1e-4 * (np.arange(world.size) == i) for i in chosen]
+    slopes = [(ratio(1 + step) - ratio(1 - step)) / 2e-4 for step in steps]
+    u = linear.values[:, None]
+    own = sample.influence(u)[:, 0] + phase.prob * phase.explained(sample.totals(u))[:, 0]
+    at = np.searchsorted(world.ids, chosen)
+    np.testing.assert_allclose(own[at], slopes, rtol=1e-5, atol=1e-6 * np.abs(slopes).max())
 
 
 def calibrated_weights(distance: Distance | InverseLogit) -> Enrollment:

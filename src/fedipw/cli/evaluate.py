@@ -28,9 +28,11 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 
 if TYPE_CHECKING:
+    from fedipw.evaluation.estimators import Estimate
     from fedipw.evaluation.evaluate import Evaluation
 
-_SHOWN = 60  # rows of the table
+_MEAN = "mean"
+_SHOWN = 60  # rows of a table
 _SHORT = {"horvitz-thompson": "HT"}
 
 
@@ -56,6 +58,24 @@ def evaluate(
     samples: Annotated[
         bool, Option("--samples", help="The mean over samples (n) instead of clients.")
     ] = False,
+    quantile: Annotated[
+        list[float] | None, Option(help="Quantile of the metric, such as 0.5; repeatable.")
+    ] = None,
+    ratio_to: Annotated[
+        Path | None, Option(help="Another metric of the same replies: the ratio of both totals.")
+    ] = None,
+    total: Annotated[
+        bool, Option("--total", help="Totals of everyone and of groups of known size.")
+    ] = False,
+    difference: Annotated[
+        list[str] | None,
+        Option(help="Differences of groups: rest, pairs, or a group such as os=ios; repeatable."),
+    ] = None,
+    replicate_weights: Annotated[
+        Path | None, Option(help="Table of replicate weights for other tools.")
+    ] = None,
+    replicates: Annotated[int | None, Option(help="How many of them; 50 unless given.")] = None,
+    seed: Annotated[int, Option(help="Of the groups of clients that these leave out.")] = 0,
     jackknife: Annotated[int, Option(help="Groups of a jackknife over clients; 0 linearises.")] = 0,
     confidence: Annotated[float, Option(help="Of the intervals.")] = 0.95,
     missing_metrics: Annotated[
@@ -69,26 +89,37 @@ def evaluate(
 
     Both stages are fitted, participation on all rounds. Gives the plain mean of the replies, and
     Horvitz-Thompson, Hajek and GREG means of the population with design-based two-phase standard
-    errors, which know that a client enrolls once and replies in related rounds.
+    errors, which know that a client enrolls once and replies in related rounds. Quantiles, ratios,
+    totals and differences of groups are added on request.
 
     Example: fedipw evaluate --metrics loss.parquet --population people.parquet --rounds rounds
     """
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
     from fedipw.evaluation.logged import Metrics, logged_two_phase
+    from fedipw.evaluation.replicates import REPLICATES
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_results, check_table_path, write_table
 
     who = given.read()
     if out is not None:
         check_table_path(out)
-        check_inputs_kept(out, rounds, *given.paths, metrics, against)
+        check_inputs_kept(out, rounds, *given.paths, metrics, against, ratio_to)
         claim(out)
+    _check_replicates(replicate_weights, replicates)
+    if replicate_weights is not None:
+        check_table_path(replicate_weights)
+        check_inputs_kept(replicate_weights, rounds, *given.paths, metrics, against, ratio_to)
+        if out is not None and out.absolute() == replicate_weights.absolute():
+            raise InputError(f"--out and --replicate-weights both name {out}.")
+        claim(replicate_weights)
     _check_numbers(sensitivity or [], jackknife, confidence)
     if conclusion is not None and not sensitivity:
         raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
     values = Metrics.read(metrics)
     if against is not None:
         values = values.against(Metrics.read(against))
+    if ratio_to is not None:
+        values = values.over(Metrics.read(ratio_to))
     ledger = Ledger(rounds)
     ledger.require_rounds()
     client = ctx.with_resource(scheduled(scheduler))
@@ -102,13 +133,18 @@ def evaluate(
     asked = EvaluationPlan(
         by=tuple(by or ()), confidence=confidence, odds_ratios=tuple(sensitivity or ()),
         conclusion=conclusion, jackknife=jackknife, by_samples=samples,
+        quantiles=tuple(quantile or ()), totals=total, difference=tuple(difference or ()),
+        replicates=(replicates or REPLICATES) if replicate_weights is not None else 0, seed=seed,
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if out is not None:
         table = found.table()
         check_results(table, out)
         write_table(table, out)
-    _report(found, out, as_json=as_json, contrast=against is not None)
+    if replicate_weights is not None and found.replicates is not None:
+        found.replicates.write(replicate_weights)
+    written = [path for path in (out, replicate_weights) if path is not None]
+    _report(found, written, as_json=as_json, contrast=against is not None)
 
 
 def _check_numbers(odds: list[float], jackknife: int, confidence: float) -> None:
@@ -120,32 +156,48 @@ def _check_numbers(odds: list[float], jackknife: int, confidence: float) -> None
         raise InputError(f"--confidence lies between 0 and 1, not {confidence:g}.")
 
 
-def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
-        return
-    table = Table("group", "mean", "estimate", "se", "low", "high", "eff. n", "clients")
+def _check_replicates(path: Path | None, count: int | None) -> None:
+    if count is not None and path is None:
+        raise InputError("--replicates goes with --replicate-weights, the file to write them to.")
+    if count is not None and count < 2:
+        raise InputError(f"--replicates takes 2 or more, not {count}.")
+
+
+def _print(table: Table, lines: list[Estimate]) -> None:
+    """Print some estimates, with as many of their numbers as the table has columns for."""
     last = ""
-    lines = [x for x in found.estimates if math.isfinite(x.estimate)]
     for line in lines[:_SHOWN]:
-        known = math.isfinite(line.se)
-        table.add_row(
+        row = (
             "" if line.group == last else escape(line.group),
-            _SHORT.get(line.estimator, line.estimator),
+            _named(line),
             f"{line.estimate:.5g}",
-            f"{line.se:.3g}" if known else "–",
-            f"{line.low:.5g}" if known else "–",
-            f"{line.high:.5g}" if known else "–",
+            f"{line.se:.3g}" if math.isfinite(line.se) else "–",
+            f"{line.low:.5g}" if math.isfinite(line.low) else "–",
+            f"{line.high:.5g}" if math.isfinite(line.high) else "–",
             f"{line.effective_sample_size:.1f}",
             str(line.clients),
         )
+        table.add_row(*row[: len(table.columns)])
         last = line.group
     _out.print(table)
+
+
+def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        return
+    lines = [x for x in found.estimates if math.isfinite(x.estimate)]
+    means = [x for x in lines if x.statistic == _MEAN]
+    others = [x for x in lines if x.statistic != _MEAN]
+    _print(Table("group", "mean", "estimate", "se", "low", "high", "eff. n", "clients"), means)
+    if others:
+        _print(Table("group", "statistic", "estimate", "se", "low", "high"), others)
     for reason in dict.fromkeys(line.reason for line in found.estimates if line.reason):
-        groups = [f"{x.estimator} of {x.group}" for x in found.estimates if x.reason == reason]
+        groups = [f"{_full(x)} of {x.group}" for x in found.estimates if x.reason == reason]
         say(f"{some(groups)}: {reason}.")
-    if len(lines) > _SHOWN:
-        say(f"... and {len(lines) - _SHOWN} more rows; --out writes them all.")
+    more = max(len(means) - _SHOWN, 0) + max(len(others) - _SHOWN, 0)
+    if more:
+        say(f"... and {more} more rows; --out writes them all.")
     if contrast:
         say("Values are differences: the first model less the second, on the same clients.")
     moved = found.moved
@@ -164,5 +216,23 @@ def _report(found: Evaluation, out: Path | None, *, as_json: bool, contrast: boo
         say(f"No sensitivity analysis: {found.sensitivity_reason}.")
     for note in found.notes:
         say(note)
-    if out is not None:
-        say(f"Wrote {out}")
+    if found.replicates is not None:
+        say(
+            f"Replicate weights: {found.replicates.count}, to be used with scale "
+            f"{found.replicates.scale:.6g}, which takes nothing off for the finite population"
+            + ("." if found.replicates.scale_finite is None else
+               f"; {found.replicates.scale_finite:.6g} does, for the mean of this metric.")
+        )  # fmt: skip
+    for path in written:
+        say(f"Wrote {path}")
+
+
+def _named(line: Estimate) -> str:
+    """Return the statistic and the estimator of a line, briefly."""
+    return _full(line, _SHORT.get(line.estimator, line.estimator))
+
+
+def _full(line: Estimate, estimator: str = "") -> str:
+    """Return the statistic and the estimator of a line; a mean goes without saying."""
+    by = estimator or line.estimator
+    return by if line.statistic == _MEAN else f"{line.statistic} {by}"

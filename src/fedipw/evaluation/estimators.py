@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, final
 
@@ -20,6 +20,7 @@ from fedipw.weighting.functions import effective_sample_size
 GROUPS = 50  # of clients, in a jackknife
 EVERYONE: Final = "everyone"
 PLAIN: Final = "plain"
+MEAN: Final = "mean"
 CLIENTS_PER_TERM = 5  # that replied, behind each column of a regression
 SMALLEST_GROUP = 2  # clients that replied, below which there is no standard error
 _ROUNDING = 1e-13  # of the largest value: standard errors below it are 0
@@ -31,6 +32,7 @@ class Linear(NamedTuple):
     estimate: float
     values: FloatArray  # (m,)
     leverage: FloatArray  # (n,) how much each client moves the mean its u are taken from
+    unit: float = 1.0  # of the estimate, in units of the values: rounding is relative to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,11 +67,23 @@ class Group:
             return self.size
         return self.size * len(self.rounds) / sample.rounds
 
+    def scaled(self, share: float) -> Group:
+        """Return it as a group of a share of the population."""
+        return replace(self, size=None if self.size is None else self.size * share)
+
 
 class MeanEstimator(ABC):
-    """A mean over a group of the population."""
+    """A mean, or another statistic, over a group of the population."""
 
-    name: str  # in tables
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the estimator, in tables."""
+
+    @property
+    def statistic(self) -> str:
+        """What it estimates, in tables."""
+        return MEAN
 
     @abstractmethod
     def linear(self, sample: TwoPhase, values: FloatArray, group: Group) -> Linear:
@@ -197,9 +211,10 @@ class GregMean(MeanEstimator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over a group of the population, and how far to trust it."""
+    """A mean, or another statistic, over a group of the population, and how far to trust it."""
 
     group: str
+    statistic: str = MEAN  # what of the metric: mean, total, ratio, quantile, difference
     estimator: str
     estimate: float
     confidence: float
@@ -278,9 +293,10 @@ def _lines(
     confidence: float,
 ) -> list[Estimate]:
     """Return some of the estimates; what they need for each reply is gone with them."""
-    lines, columns, leverages = [], [], []
+    lines, columns, leverages, units = [], [], [], []
     for group, estimator in pairs:
         line = _line(sample, group, estimator.name, sample.weights, confidence)
+        line = replace(line, statistic=estimator.statistic)
         if not line.replies:
             lines.append(replace(line, reason="nobody of the group replied"))
             continue
@@ -292,12 +308,13 @@ def _lines(
         lines.append(replace(line, estimate=linear.estimate))
         columns.append(linear.values)
         leverages.append(linear.leverage)
+        units.append(linear.unit)
     if not columns:
         return lines
     u, leverage = np.column_stack(columns), np.column_stack(leverages)
     del columns, linear  # each has a number for every reply, as u has
     found = sample.variance(u, leverage)
-    tiny = (_ROUNDING * float(np.abs(values).max())) ** 2
+    tiny = (_ROUNDING * float(np.abs(values).max()) * np.array(units)) ** 2
     column = iter(range(u.shape[1]))
     return [
         line if line.reason else _with_variance(line, found, next(column), tiny) for line in lines
@@ -321,13 +338,13 @@ def _line(
     )
 
 
-def _with_variance(line: Estimate, found: Variance, k: int, tiny: float) -> Estimate:
+def _with_variance(line: Estimate, found: Variance, k: int, tiny: FloatArray) -> Estimate:
     """Return a line with the k-th of some variances; those below ``tiny`` are 0."""
     if line.clients < SMALLEST_GROUP:
         return replace(line, reason=f"{line.clients} client replied: no standard error")
     variance, freedom, reason = float(found.variance[k]), float(found.freedom[k]), ""
     wide = None if found.superpopulation is None else max(float(found.superpopulation[k]), 0.0)
-    if abs(variance) <= tiny:
+    if abs(variance) <= tiny[k]:
         variance = 0.0
     if variance < 0.0:
         reason = "the design-based variance came out negative: "
@@ -457,26 +474,16 @@ def jackknife_means(
     progress
         Receives groups done and groups in all.
     """
-    count = min(count, sample.clients)
-    if count < 2:
-        raise InputError(f"A jackknife needs two groups or more, not {count}.")
+    count = jackknife_count(sample, count)
     found = population_means(sample, values, estimators, groups, confidence=confidence)
-    of_clients = (rng.permutation(sample.enrollment.units) % count)[: sample.clients]
     lines = [(estimator, group) for group in groups for estimator in estimators]
     means = np.full((count, len(found)), np.nan)
-    try:
-        for g, (rest, share) in enumerate(sample.deleted(of_clients, count, rng)):
-            kept = of_clients[sample.client] != g
-            for k, (estimator, group) in enumerate(lines):
-                if np.isfinite(found[k].estimate):
-                    means[g, k] = _mean(rest, values[kept], estimator.part(kept), group, share)
-            if progress is not None:
-                progress(g + 1, count)
-    except FedIPWError as error:
-        raise InputError(
-            f"The jackknife cannot leave out one of its {count} groups of clients: {error} Use "
-            "another number of groups, or none (0)."
-        ) from error
+    for g, (kept, rest, share) in enumerate(jackknife_samples(sample, count, rng)):
+        for k, (estimator, group) in enumerate(lines):
+            if np.isfinite(found[k].estimate):
+                means[g, k] = _mean(rest, values[kept], estimator.part(kept), group, share)
+        if progress is not None:
+            progress(g + 1, count)
     spread = (count - 1) / count * ((means - means.mean(axis=0)) ** 2).sum(axis=0)
     return tuple(
         _with_spread(line, sample, estimator.linear(sample, values, group), spread[k], count)
@@ -486,12 +493,38 @@ def jackknife_means(
     )
 
 
+def jackknife_count(sample: TwoPhase, count: int) -> int:
+    """Return how many groups a jackknife has: ``count``, at most the number of clients."""
+    count = min(count, sample.clients)
+    if count < 2:
+        raise InputError(f"A jackknife needs two groups or more, not {count}.")
+    return count
+
+
+def jackknife_samples(
+    sample: TwoPhase, count: int, rng: np.random.Generator
+) -> Iterator[tuple[BoolArray, TwoPhase, float]]:
+    """Yield the sample without each of ``count`` random groups of clients, both stages fitted anew.
+
+    Before it stands which replies it keeps, (m,), and after it the share of the population that it
+    stands for.
+    """
+    of_clients = (rng.permutation(sample.enrollment.units) % count)[: sample.clients]
+    try:
+        for g, (rest, share) in enumerate(sample.deleted(of_clients, count, rng)):
+            yield of_clients[sample.client] != g, rest, share
+    except FedIPWError as error:
+        raise InputError(
+            f"The jackknife cannot leave out one of its {count} groups of clients: {error} Use "
+            "another number of groups, or none (0)."
+        ) from error
+
+
 def _mean(
     rest: TwoPhase, values: FloatArray, estimator: MeanEstimator, group: Group, share: float
 ) -> float:
-    size = None if group.size is None else group.size * share
     try:
-        return estimator.linear(rest, values, replace(group, size=size)).estimate
+        return estimator.linear(rest, values, group.scaled(share)).estimate
     except InputError:
         return np.nan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.evaluation.estimators import (
+    MEAN,
     Estimate,
     Group,
     HajekMean,
@@ -23,7 +25,10 @@ from fedipw.evaluation.estimators import (
     population_means,
 )
 from fedipw.evaluation.logged import LoggedSample
+from fedipw.evaluation.quantiles import Means, population_quantiles
+from fedipw.evaluation.replicates import ReplicateWeights, replicate_weights
 from fedipw.evaluation.sensitivity import odds_ratio_at, sensitivity_bounds, sensitivity_errors
+from fedipw.evaluation.statistics import Contrast, Difference, Ratio, Total, contrasts
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.cells import Cells, table_cells
@@ -53,23 +58,24 @@ class Evaluation:
     method: str
     rounds: int
     population_size: float | None
-    estimates: tuple[Estimate, ...]  # plain, horvitz-thompson, hajek, greg of each group
+    estimates: tuple[Estimate, ...]  # plain, horvitz-thompson, hajek, greg of each group; others
     moved: Moved  # what weighting did to the mean of everyone
     sensitivity: tuple[Sensitivity, ...]
     sensitivity_reason: str  # why there is none
     reverses_at: float | None  # odds ratio at which the bounds reach the value asked about
     notes: tuple[str, ...]
+    replicates: ReplicateWeights | None = None
 
-    def of(self, estimator: str, group: str = "everyone") -> Estimate:
+    def of(self, estimator: str, group: str = "everyone", statistic: str = MEAN) -> Estimate:
         """Return one estimate by name."""
         for line in self.estimates:
-            if (line.estimator, line.group) == (estimator, group):
+            if (line.estimator, line.group, line.statistic) == (estimator, group, statistic):
                 return line
-        raise InputError(f"There is no {estimator} estimate of {group}.")
+        raise InputError(f"There is no {estimator} estimate of the {statistic} of {group}.")
 
     def table(self) -> pl.DataFrame:
         """Return one row per estimate."""
-        names = ["group", "estimator", "estimate", "se", "low", "high", "confidence",
+        names = ["group", "statistic", "estimator", "estimate", "se", "low", "high", "confidence",
                  "effective_sample_size", "clients", "replies", "se_superpopulation", "freedom",
                  "reason"]  # fmt: skip
         rows = [tuple(getattr(line, name) for name in names) for line in self.estimates]
@@ -98,6 +104,7 @@ class Evaluation:
             "sensitivity": [asdict(s) | {"reverses_at": at} for s in self.sensitivity],
             "sensitivity_reason": self.sensitivity_reason,
             "notes": list(self.notes),
+            "replicates": None if self.replicates is None else self.replicates.to_json(),
         }
 
 
@@ -111,7 +118,11 @@ class EvaluationPlan:
     conclusion: float | None = None  # the value at which a conclusion would change
     jackknife: int = 0  # groups; 0 is the linearised variance
     by_samples: bool = False  # the mean over samples in place of clients
-    seed: int = 0  # of the jackknife's groups
+    quantiles: Sequence[float] = ()  # shares of the population at or below them
+    totals: bool = False  # of everyone and of subgroups of known size
+    difference: Sequence[str] = ()  # of subgroups: rest, pairs, or the one to compare with
+    replicates: int = 0  # replicate weights to make
+    seed: int = 0  # of the groups of a jackknife and of replicate weights
 
 
 def evaluated(
@@ -132,18 +143,23 @@ def evaluated(
     """
     plan = EvaluationPlan() if plan is None else plan
     sample, values, estimators = logged.sample, logged.values, _estimators(logged, plan)
-    groups = [Group(size=logged.population_size)]
-    for name in dict.fromkeys(plan.by):
-        groups += _rounds(logged) if name == ROUND else column_groups(logged, stage, name)
+    everyone = Group(size=logged.population_size)
+    columns = {
+        name: _rounds(logged) if name == ROUND else column_groups(logged, stage, name)
+        for name in dict.fromkeys(plan.by)
+    }
+    groups = [everyone, *(group for found in columns.values() for group in found)]
+    pairs = contrasts(columns, plan.difference, everyone)
     counts = logged.counts if plan.by_samples else None
     lines = list(plain_means(sample, values, groups, plan.confidence, counts))
-    if plan.jackknife:
-        lines += jackknife_means(
-            sample, values, estimators, groups, confidence=plan.confidence,
-            count=plan.jackknife, rng=np.random.default_rng(plan.seed),
-        )  # fmt: skip
-    else:
-        lines += population_means(sample, values, estimators, groups, confidence=plan.confidence)
+    means = _means(plan)
+    lines += means(sample, values, [*estimators, *_totals(estimators, groups, plan)], groups)
+    if plan.quantiles:
+        lines += population_quantiles(
+            sample, values, plan.quantiles, groups, counts=counts, means=means
+        )
+    if pairs:
+        lines += means(sample, values, *_differences(estimators, pairs))
     order = {group.name: k for k, group in enumerate(groups)}
     lines.sort(key=lambda line: order.get(line.group, len(order)))
     bounds, reason, reverses_at = _sensitivity(logged, plan)
@@ -157,16 +173,56 @@ def evaluated(
         sensitivity_reason=reason,
         reverses_at=reverses_at,
         notes=logged.notes(),
+        replicates=replicate_weights(logged, stage, plan.replicates, plan.seed)
+        if plan.replicates
+        else None,
     )
 
 
-def _estimators(logged: LoggedSample, plan: EvaluationPlan) -> list[MeanEstimator]:
+def _means(plan: EvaluationPlan) -> Means:
+    """Return what gives estimates with their errors: linearised, or by a jackknife."""
+    if not plan.jackknife:
+        return partial(population_means, confidence=plan.confidence)
+
+    def made(*given: Any) -> tuple[Estimate, ...]:
+        return jackknife_means(
+            *given, confidence=plan.confidence, count=plan.jackknife,
+            rng=np.random.default_rng(plan.seed),
+        )  # fmt: skip
+
+    return made
+
+
+def _totals(
+    estimators: Sequence[MeanEstimator], groups: Sequence[Group], plan: EvaluationPlan
+) -> list[MeanEstimator]:
+    if not plan.totals:
+        return []
     if plan.by_samples:
-        if logged.counts is None:
+        raise InputError(
+            "A total is one over clients, and how many samples the population has is not known. "
+            "For the sum over samples multiply 'value' by 'n' and leave --samples out."
+        )
+    return [Total.over(mean, groups) for mean in estimators if mean.statistic == MEAN]
+
+
+def _differences(
+    estimators: Sequence[MeanEstimator], pairs: Sequence[Contrast]
+) -> tuple[list[Difference], list[Group]]:
+    return [Difference.between(each, pairs) for each in estimators], [x.both() for x in pairs]
+
+
+def _estimators(logged: LoggedSample, plan: EvaluationPlan) -> list[MeanEstimator]:
+    counts = logged.counts if plan.by_samples else None
+    ratio: list[MeanEstimator] = [] if logged.under is None else [Ratio(logged.under, counts)]
+    if plan.by_samples:
+        if counts is None:
             raise InputError("The mean over samples needs a column 'n' in the metrics.")
-        return [HajekMean(counts=logged.counts)]
+        return [HajekMean(counts=counts), *ratio]
     made: list[MeanEstimator] = [HorvitzThompsonMean(logged.incomplete), HajekMean()]
-    return made if logged.regression is None else [*made, logged.regression]
+    if logged.regression is not None:
+        made.append(logged.regression)
+    return [*made, *ratio]
 
 
 def _rounds(logged: LoggedSample) -> list[Group]:

@@ -38,6 +38,7 @@ from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
 VALUE: Final = "value"
 COUNT: Final = "n"
+_OTHER: Final = "(other)"  # value of another metric on the same client and round
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,19 @@ class Metrics:
 
     def against(self, other: Metrics) -> Metrics:
         """Return the differences to another model's metrics on the same clients and rounds."""
+        apart = pl.col(VALUE).cast(pl.Float64) - pl.col(_OTHER)
+        made = self._beside(other).with_columns(apart.alias(VALUE)).drop(_OTHER)
+        return Metrics(made, f"{self.where} less {other.where}")
+
+    def over(self, other: Metrics) -> Metrics:
+        """Return the same with another metric on the same clients and rounds, to be divided by."""
+        return Metrics(self._beside(other), f"{self.where} over {other.where}")
+
+    def _beside(self, other: Metrics) -> pl.DataFrame:
+        """Return the rows with the values of another metric on the same clients and rounds."""
         keys = (pl.col(ID).cast(pl.String).alias("(id)"), pl.col(ROUND).cast(pl.Int64).alias("(r)"))
         both = self.frame.with_columns(keys).join(
-            other.frame.select(*keys, pl.col(VALUE).alias("(other)")),
+            other.frame.select(*keys, pl.col(VALUE).cast(pl.Float64).alias(_OTHER)),
             on=["(id)", "(r)"], how="inner", maintain_order="left",
         ).drop("(id)", "(r)")  # fmt: skip
         if both.height != self.frame.height or both.height != other.frame.height:
@@ -131,9 +142,7 @@ class Metrics:
                 f"{self.where} and {other.where} must be of the same clients and rounds: "
                 f"{self.frame.height} and {other.frame.height} rows, {both.height} in both."
             )
-        apart = pl.col(VALUE).cast(pl.Float64) - pl.col("(other)").cast(pl.Float64)
-        made = both.with_columns(apart.alias(VALUE)).drop("(other)")
-        return Metrics(made, f"{self.where} less {other.where}")
+        return both
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,6 +159,7 @@ class LoggedSample:
     left_out: int  # replies without the covariates a model needs
     incomplete: int  # replies of clients in the sample that are left out for either reason
     unreported: int  # replies of evaluated rounds without a metric
+    under: FloatArray | None = None  # (m,) denominators of a ratio, where there is one
     by_classifier: tuple[str, ...] = ()  # stages and steps whose error is therefore not known
     enrollment_notes: tuple[str, ...] = ()  # what was done to targets, or stood in for a model
 
@@ -244,6 +254,7 @@ class _Reported:
     members: IntArray  # (k,)
     values: FloatArray  # (k,)
     counts: FloatArray  # (k,); NaN where not known
+    under: FloatArray  # (k,); NaN without a denominator
     invite_prob: FloatArray  # (k,); 1 where the ledger has none
     places: tuple[IntArray, ...]  # (k,) among the rows of each step
     lost: IntArray  # members behind the other replies
@@ -297,11 +308,13 @@ class MetricCollector(Observer):
         members, where = self._stage.members, f"{self._metrics.where} round {index}"
         reported, replied = self._metrics.of(index), table[REPLIED].to_numpy()
         assert reported is not None
-        values, counts = np.full((2, members.size), np.nan)
+        values, counts, under = np.full((3, members.size), np.nan)
         who = members.rows_of(reported[ID], where)
         values[who] = reported[VALUE].cast(pl.Float64).to_numpy()
         if COUNT in reported.columns:
             counts[who] = reported[COUNT].cast(pl.Float64).to_numpy()
+        if _OTHER in reported.columns:
+            under[who] = reported[_OTHER].to_numpy()
         heard = np.zeros(members.size, dtype=np.bool_)
         heard[rows[replied]] = True
         silent = who[~heard[who]]
@@ -326,6 +339,7 @@ class MetricCollector(Observer):
             members=rows[chosen],
             values=values[rows[chosen]],
             counts=counts[rows[chosen]],
+            under=under[rows[chosen]],
             invite_prob=invite[chosen],
             places=tuple(
                 n + np.cumsum(flags)[chosen] - 1 for n, flags in zip(before, taken, strict=True)
@@ -385,6 +399,7 @@ class MetricCollector(Observer):
         lost = np.concatenate([found.lost for found in rounds])
         unreported = sum(found.unreported for found in rounds)
         counts = np.concatenate([found.counts for found in rounds])[kept]
+        under = np.concatenate([found.under for found in rounds])[kept]
         code = np.repeat(np.arange(len(rounds)), [len(found.members) for found in rounds])
         numbers = np.array([found.index for found in rounds])
         size = None if pooled else self._stage.size  # respondents stand for shares, not clients
@@ -400,6 +415,7 @@ class MetricCollector(Observer):
             ),
             values=np.concatenate([found.values for found in rounds])[kept],
             counts=None if np.isnan(counts).any() else counts,
+            under=None if np.isnan(under).any() else under,
             rounds=numbers,
             members=np.flatnonzero(inside),
             regression=regression,
