@@ -71,7 +71,8 @@ class Evaluation:
         for line in self.estimates:
             if (line.estimator, line.group, line.statistic) == (estimator, group, statistic):
                 return line
-        raise InputError(f"There is no {estimator} estimate of the {statistic} of {group}.")
+        kind = estimator if statistic == MEAN else f"{estimator} {statistic}"
+        raise InputError(f"There is no {kind} estimate of {group}.")
 
     def table(self) -> pl.DataFrame:
         """Return one row per estimate."""

@@ -148,9 +148,9 @@ def population_quantiles(
     for p in at:
         if not 0.0 < p < 1.0:
             raise InputError(f"A quantile is taken between 0 and 1, not at {p:g}.")
-    # ranks in place of values: shares are the same, and their rounding is not that of the values
+    # ranks in place of values, from 1 to 2: shares are the same, their rounding is that of shares
     distinct, place = np.unique(values, return_inverse=True)
-    ranks = (place + 1.0) / len(distinct)
+    ranks = 1.0 + (place + 1.0) / len(distinct)
     hajek, often = HajekMean(counts), 1.0 if counts is None else counts
     known: dict[str, Distribution] = {}
     for group in groups:
@@ -177,7 +177,7 @@ def _inverted(
 
     def value(share: float) -> float:
         rank = known.inverse(share)
-        return rank if np.isnan(rank) else float(distinct[round(rank * len(distinct)) - 1])
+        return rank if np.isnan(rank) else float(distinct[round((rank - 1.0) * len(distinct)) - 1])
 
     estimate, low, high, reason = value(p), value(share.low), value(share.high), share.reason
     if known.inverse(p) == known.values[-1]:

@@ -75,7 +75,7 @@ class Ratio(MeanEstimator):
         estimate = float(weights @ values) / total
         shares = client_sums(sample.client, weights * self.under / total, sample.clients)
         u = flags * (values - estimate * self.under) / total
-        return Linear(estimate, u, shares, float(weights.sum()) / total)
+        return Linear(estimate, u, shares, unit=float(weights.sum()) / total)
 
     def part(self, chosen: BoolArray) -> Ratio:
         """Return the same for some of the replies, (m,)."""
@@ -127,7 +127,9 @@ class Total(MeanEstimator):
         if size is None:
             raise InputError(_UNKNOWN)
         found = self.mean.linear(sample, values, group)
-        return Linear(size * found.estimate, size * found.values, found.leverage, size * found.unit)
+        return Linear(
+            size * found.estimate, size * found.values, found.leverage, unit=size * found.unit
+        )
 
     def part(self, chosen: BoolArray) -> Total:
         """Return the same for some of the replies, (m,)."""
@@ -213,7 +215,7 @@ class Difference(MeanEstimator):
             one.values - two.values,
             # exact where a client moves one side alone, or both alike as in a regression
             np.maximum(one.leverage, two.leverage),
-            max(one.unit, two.unit),
+            unit=max(one.unit, two.unit),
         )
 
     def _side(self, sample: TwoPhase, values: FloatArray, side: Group) -> Linear:
