@@ -56,6 +56,27 @@ _float_bits = _bit_cast(numba.types.float64, numba.types.int64)
 _bits_float = _bit_cast(numba.types.int64, numba.types.float64)
 
 
+@intrinsic
+def _pointer(_context: Any, address: Any, like: Any) -> Any:
+    """Return an address as a pointer to numbers of the type of another array."""
+    kind = numba.types.CPointer(like.dtype)
+
+    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return kind(address, like), code
+
+
+@inlined
+def numbers_at(address: int, count: int, like: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers that lie at an address, of the type of ``like``, inside a kernel.
+
+    Whoever calls the kernel keeps their owner alive, and has checked type, size and alignment.
+    """
+    found: NDArray[Any] = numba.carray(_pointer(address, like), count)
+    return found
+
+
 @inlined
 def exp(x: float) -> float:
     r"""Return e**x to about one unit in the last place; arguments beyond +-700 saturate there.
