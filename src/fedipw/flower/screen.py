@@ -420,7 +420,9 @@ def name_fault(names: Iterable[str]) -> str:
         if not is_file_name(name):
             return f"a metric named {brief(name)}"
         if name.startswith(PREFIX) or name.endswith(_OURS):
-            return f"a metric named {brief(name)}, as the server names its own: give it another name"
+            return (
+                f"a metric named {brief(name)}, as the server names its own: give it another name"
+            )
     return ""
 
 

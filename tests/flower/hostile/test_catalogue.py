@@ -339,7 +339,7 @@ def test_answers_of_any_kind_leave_the_others_in_the_round(
 def test_types_that_change_by_round_leave_a_client_out_when_they_are_others(tmp_path: Path) -> None:
     small, said = Small(tmp_path), [0.1, "x", True, b"y", 0.2]
     for index, value in enumerate(said, start=1):
-        small.told = dict.fromkeys(ATTACKERS, {"battery": value})
+        small.told = {k: {"battery": value} for k in ATTACKERS}
         small.trained(index, refit_every=1)
         for k in ATTACKERS:
             assert small.round(index)[f"u{k}"]["replied"] == (type(value) is float)
@@ -414,6 +414,7 @@ def test_the_model_stays_within_the_bound_of_every_round(tmp_path: Path, scheme:
     """
     last, ends, told = 3, [], {}
     for name in ("still", "pushing"):
+
         def lying(message: Message, index: int, name: str = name) -> Message:
             push = np.array([0.0, 0.0, 1e5]) if name == "pushing" and index == last else 0.0
             return answered(message, {"theta": theta(message) + push}, loss=0.5)
