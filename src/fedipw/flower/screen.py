@@ -392,7 +392,7 @@ class _Parts:
         return _Measured(norm, distances)
 
 
-def is_usable(value: object) -> bool:
+def is_usable(value: Any) -> bool:
     """Return whether a metric, a number or a list of them, is finite and not beyond 1e100.
 
     Squares of larger ones, as intervals have them, would not be finite.

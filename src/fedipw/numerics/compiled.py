@@ -56,15 +56,22 @@ _float_bits = _bit_cast(numba.types.float64, numba.types.int64)
 _bits_float = _bit_cast(numba.types.int64, numba.types.float64)
 
 
-@intrinsic
-def _pointer(_context: Any, address: Any, like: Any) -> Any:
-    """Return an address as a pointer to numbers of the type of another array."""
-    kind = numba.types.CPointer(like.dtype)
+def _address_cast() -> Any:
+    """Return a compiled function that takes an address as a pointer to numbers of an array."""
 
-    def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(kind))
+    @intrinsic
+    def pointer(_context: Any, address: Any, like: Any) -> Any:
+        kind = numba.types.CPointer(like.dtype)  # type: ignore[no-untyped-call]
 
-    return kind(address, like), code
+        def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(kind))
+
+        return kind(address, like), code
+
+    return pointer
+
+
+_pointer = _address_cast()
 
 
 @inlined
@@ -73,7 +80,7 @@ def numbers_at(address: int, count: int, like: NDArray[Any]) -> NDArray[Any]:
 
     Whoever calls the kernel keeps their owner alive, and has checked type, size and alignment.
     """
-    found: NDArray[Any] = numba.carray(_pointer(address, like), count)
+    found: NDArray[Any] = numba.carray(_pointer(address, like), count)  # type: ignore[attr-defined]
     return found
 
 

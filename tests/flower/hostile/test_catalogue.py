@@ -70,7 +70,7 @@ def with_array(made: Callable[[Any], Array]) -> Behaviour:
 
     def reply(message: Message, index: int) -> Message:
         found = pushed(message, index)
-        found.content["arrays"]["theta"] = made(theta(message) + step(message))  # type: ignore[index]
+        found.content.array_records["arrays"]["theta"] = made(theta(message) + step(message))
         return found
 
     return reply
