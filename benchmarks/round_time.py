@@ -5,7 +5,8 @@ one that all clients are asked for. FedAvg alone, and FedIPW with its default me
 configure and aggregate the same rounds in one process, in turns. FedIPW's time is whole: questions
 and their answers, screening, weights, ledger, checkpoint and closing of the round; what clients do
 meanwhile is in neither. Parts are given beside it, and how ``configure_train`` grows with the
-rounds. Results go to benchmarks/results/round_time.json, all runs of them.
+rounds: in these runs, and in a small federation up to a thousand rounds. Results go to
+benchmarks/results/round_time.json, all runs of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "round_time.json"
 LARGE = Size(replies=500, enrolled=5_000, population=12_500, rounds=14, covariates=2)
+SMALL = Size(replies=20, enrolled=200, population=500, parameters=10, covariates=2)
+GROWTH = (10, 200, 1_000)  # rounds at which the time of a round is looked at
 WARM, WANTED = 2, 1.25
 PARTS = {
     "questions": ("roster", "available"),
@@ -137,6 +140,46 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
     }
 
 
+def growth(
+    rounds: Sequence[int] = GROWTH, size: Size = SMALL, last: int = 20
+) -> dict[str, dict[str, float]]:
+    """Return processor seconds of ``configure_train`` and ``aggregate_train`` by number of rounds.
+
+    The median, and the largest, of the ``last`` rounds up to each number.
+    """
+    from flwr.app import Array, ArrayRecord, ConfigRecord
+    from flwr.serverapp.strategy import FedAvg
+    from inprocess import InProcessGrid
+
+    from fedipw.flower import FedIPW
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    people = size.people()
+    ids = people.filter("enrolled")["unit_id"].to_list()
+    grid = InProcessGrid(size.app(ids), {10 + k: {"row": k} for k in range(size.enrolled)})
+    inner = FedAvg(fraction_train=size.replies / size.enrolled, fraction_evaluate=0.0)
+    arrays = ArrayRecord({"w": Array(np.zeros(size.parameters, dtype=np.float32))})
+    spent: dict[str, list[float]] = {"configure_train": [], "aggregate_train": []}
+    with tempfile.TemporaryDirectory() as where:
+        ours = FedIPW(inner, population=people, participation="battery", ledger=where)
+        for index in range(1, max(rounds) + 1):
+            start = time.process_time()
+            sent = list(ours.configure_train(index, arrays, ConfigRecord(), grid))
+            spent["configure_train"].append(time.process_time() - start)
+            replies = list(grid.send_and_receive(sent))
+            start = time.process_time()
+            made, _ = ours.aggregate_train(index, replies)
+            spent["aggregate_train"].append(time.process_time() - start)
+            arrays = arrays if made is None else made
+    found: dict[str, dict[str, float]] = {}
+    for index in rounds:
+        found[str(index)] = {}
+        for name, seconds in spent.items():
+            late = seconds[max(index - last, 1) : index]  # the first round compiles
+            found[str(index)] |= {name: float(np.median(late)), f"{name}_largest": max(late)}
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -146,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parameters", type=int, default=LARGE.parameters)
     parser.add_argument("--covariates", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--times", type=int, default=3, help="runs of each, all of which are kept")
+    parser.add_argument("--growth", type=int, nargs="+", default=list(GROWTH))
     parser.add_argument("--scheme", default=None)
     parser.add_argument("--out", type=Path, default=RESULT)
     chosen = parser.parse_args(arguments)
@@ -162,7 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         str(covariates): [run["ratio"] for run in runs if run["covariates"] == covariates]
         for covariates in chosen.covariates
     }
-    made = {**environment(), "wanted": WANTED, "ratios": ratios, "runs": runs}
+    grown = growth(chosen.growth)
+    print(json.dumps(grown, indent=1), flush=True)
+    made = {
+        **environment(), "wanted": WANTED, "ratios": ratios, "runs": runs, "by_rounds": grown,
+    }  # fmt: skip
     chosen.out.parent.mkdir(exist_ok=True)
     chosen.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 

@@ -42,6 +42,15 @@ def test_time_of_a_whole_round() -> None:
     assert found["ratio"] > 0.0
 
 
+def test_time_of_rounds_by_their_number() -> None:
+    size = Size(parameters=10, replies=5, enrolled=30, population=80, covariates=2)
+    found = round_time.growth((3, 6), size, last=3)
+    assert list(found) == ["3", "6"]
+    for seconds in found.values():
+        assert 0.0 < seconds["configure_train"] <= seconds["configure_train_largest"]
+        assert 0.0 < seconds["aggregate_train"] <= seconds["aggregate_train_largest"]
+
+
 def test_time_memory_and_disk_of_a_memory_of_clients() -> None:
     """Beside pieces of vectors and small objects of each reply, no more than the models' sums."""
     size = Size(parameters=1_000_000, replies=10, rounds=8, enrolled=30, population=100)

@@ -1,6 +1,7 @@
 """Who is asked and invited, the outcome of each invitation, and its record in the ledger."""
 
 import logging
+import os
 import random
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedipw.errors import InputError
 from fedipw.flower import Outcome, declined
 from fedipw.flower.outcomes import RoundOutcomes, outcome_of
+from fedipw.selection.participation import StepLearner
 from fedipw.tables import Ledger
 
 from .federations import INSIDE, SIZE, Small, answered, moved, theta
@@ -315,3 +317,39 @@ def test_weights_and_the_wrapped_strategys_own_clients_counts_do_not_mix(tmp_pat
     result = small.trained(scheme="fedavg")
     expected = (5.0 + (INSIDE - 1) * 1.0) / INSIDE
     np.testing.assert_allclose(result.arrays["theta"].numpy(), expected)
+
+
+def test_configuring_a_round_reads_and_fits_nothing_of_past_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes does not grow with the number of rounds: what was learnt is learnt at close."""
+
+    def busy(message: Message, index: int) -> Message:
+        who = int(message.metadata.dst_node_id)
+        return declined(message) if (index + who) % 3 == 0 else moved(message, index)
+
+    small, calls = Small(tmp_path, dict.fromkeys(range(INSIDE), busy)), []
+    wrapped, arrays = small.strategy(scheme="fedipw", refit_every=1), small.start
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **settings: Any) -> Any:
+            calls.append(name)
+            return original(*args, **settings)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("read", "scan"):
+        counted(Ledger, name)
+    for name in ("listdir", "scandir"):
+        counted(os, name)
+    counted(StepLearner, "refit")
+    for index in range(1, 13):
+        before = len(calls)
+        sent = list(wrapped.configure_train(index, arrays, ConfigRecord(), small.grid))
+        assert index <= 2 or calls[before:] == []  # the first closed round says what columns are
+        made, _ = wrapped.aggregate_train(index, small.grid.send_and_receive(sent))
+        assert made is not None
+        arrays = made
+    assert "refit" in calls  # so that it would have been seen

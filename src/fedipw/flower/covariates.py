@@ -164,18 +164,28 @@ def plain_value(value: object) -> tuple[Value | None, str]:
     if isinstance(value, bool):
         return value, ""
     if isinstance(value, str):
-        long = f"is text of more than {LONGEST} characters"
-        return (None, long) if len(value) > LONGEST else (value, "")
+        if len(value) > LONGEST:
+            return None, f"is text of more than {LONGEST} characters"
+        return (value, "") if _is_text(value) else (None, "is text that cannot be written")
     if not isinstance(value, int | float):
         return None, f"must be a number, text or flag, not {type(value).__name__}"
     fault = ""
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         fault = f"is {value}"
-    elif abs(value) > LARGEST:
+    elif abs(value) > LARGEST:  # before it is made floating-point: integers may be larger than all
         fault = f"lies beyond {LARGEST:g}"
     elif 0.0 < abs(value) < SMALLEST:
         fault = f"lies within {SMALLEST:g} of 0"
     return (None, fault) if fault else (float(value), "")
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a text can be written: Python's may hold halves of a pair of surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def majority(values: Iterable[Value]) -> str | None:

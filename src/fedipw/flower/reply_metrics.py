@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from fedipw.flower.screen import arrays_of, is_finite, metrics_of
+from fedipw.flower.screen import arrays_of, is_usable, metrics_of
 from fedipw.numerics import FloatArray
 
 _FUNCTION = "train_metrics_aggr_fn"  # of Flower's strategies
@@ -42,7 +42,7 @@ def fill_metrics(records: Sequence[MetricRecord], weights: FloatArray, key: str)
     A metric that is finite in no record is removed.
     """
     for name in [name for name in records[0] if name != key]:
-        good = [k for k, record in enumerate(records) if is_finite(record[name])]
+        good = [k for k, record in enumerate(records) if is_usable(record[name])]
         if len(good) == len(records):
             continue
         if not good:
@@ -68,7 +68,7 @@ def metric_contents(
     contents = []
     for message, weight in zip(replies, weights, strict=True):
         found = metrics_of(message.content)
-        if all(is_finite(value) for name, value in found.items() if name != key):
+        if all(is_usable(value) for name, value in found.items() if name != key):
             arrays = ArrayRecord()
             for name, array in arrays_of(message.content).items():
                 arrays[name] = array

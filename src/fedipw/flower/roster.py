@@ -36,6 +36,7 @@ from fedipw.numerics.threads import without_collection
 from fedipw.tables.columns import ASKED, ID
 from fedipw.tables.population import Members
 
+_WORD: Final = 64  # bits of an identifier that is a number
 LIFE: Final = 10.0  # a question lives this many times as long as answers are waited for
 _LOG = getLogger("flwr.fedipw")
 
@@ -276,7 +277,7 @@ class Roster:
         if not isinstance(unit, int | str) or isinstance(unit, bool):
             self.hearing.fault(node, f"answered without a {ID}")
             return None
-        long = isinstance(unit, str) and len(unit) > LONGEST
+        long = len(unit) > LONGEST if isinstance(unit, str) else unit.bit_length() > _WORD
         row = None if long else self._rows.get(str(unit))
         if row is None:
             kind = f"answered as one who is not enrolled (the table has {ID} such as {self._known})"

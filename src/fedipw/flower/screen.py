@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 from fedipw.errors import InputError
 from fedipw.flower.arrays import Layout, QuickArray
 from fedipw.flower.buffers import NON_NEGATIVE, buffer_limit, buffer_names, last_part
-from fedipw.flower.outcomes import RoundOutcomes, Values
-from fedipw.numerics.checks import check_positive
+from fedipw.flower.covariates import brief
+from fedipw.flower.outcomes import PREFIX, RoundOutcomes, Values
+from fedipw.numerics.checks import LARGEST, check_positive
 from fedipw.numerics.compiled import squared_distance
 from fedipw.numerics.threads import over_ranges
+from fedipw.storage.atomic import is_file_name
 from fedipw.weighting.weigher import RoundWeights
 
+METRICS_MOST = 1_000  # of a reply
+_OURS = ("-plain", "-target", "-target-se", "-target-low", "-target-high")  # ends of names
 MEDIAN_OF = 3  # replies in a round before updates are compared with their median
 _WIDEST = 8  # bytes of a floating-point number that kernels take
 Names = tuple[Any, ...]  # of the records of a reply and of its metrics
@@ -254,7 +258,7 @@ def _caught(inspect: Callable[[], _Measured]) -> _Measured | _RefusedError:
 def screened_metrics(
     outcomes: RoundOutcomes, *, key: str = "", before: Names | None = None
 ) -> Names | None:
-    """Refuse replies to an evaluation whose metrics are not finite or differ from most.
+    """Refuse replies to an evaluation whose metrics cannot be used or differ from most.
 
     Returns the names of records and metrics that the others have.
     """
@@ -265,7 +269,7 @@ def screened_metrics(
             part.check_names(usual)
             bad = part.not_finite()
             if bad:
-                raise _RefusedError(f"metric {bad!r} is not finite")
+                raise _RefusedError(f"metric {brief(bad)} is not finite, or beyond {LARGEST:g}")
         except _RefusedError as reason:
             outcomes.refuse(place, str(reason))
     return usual if outcomes.replies else before
@@ -278,7 +282,11 @@ def _parts(outcomes: RoundOutcomes) -> dict[int, _Parts]:
         try:
             part = _Parts.of(message.content)
             hash(part.names)
-            found[place] = part
+            fault = name_fault(name for record in part.metrics.values() for name in record)
+            if fault:  # before votes on names are counted
+                outcomes.refuse(place, fault)
+            else:
+                found[place] = part
         except Exception as error:
             outcomes.refuse(place, f"{type(error).__name__} while it was read")
     return found
@@ -354,9 +362,9 @@ class _Parts:
             raise _RefusedError("records or metrics other than those of most replies")
 
     def not_finite(self) -> str:
-        """Return the first metric that is not finite, empty if all are."""
+        """Return the first metric that is not finite or beyond 1e100, empty if none is."""
         for name, value in next(iter(self.metrics.values())).items():
-            if not is_finite(value):
+            if not is_usable(value):
                 return name
         return ""
 
@@ -384,13 +392,38 @@ class _Parts:
         return _Measured(norm, distances)
 
 
-def is_finite(value: object) -> bool:
-    """Return whether a metric, a number or a list of them, is finite."""
+def is_usable(value: Any) -> bool:
+    """Return whether a metric, a number or a list of them, is finite and not beyond 1e100.
+
+    Squares of larger ones, as intervals have them, would not be finite.
+
+    >>> is_usable(0.5), is_usable([1.0, float("nan")]), is_usable(1e200), is_usable(10**400)
+    (True, False, False, False)
+    """
     values = value if isinstance(value, list) else [value]
-    try:
-        return all(map(math.isfinite, values))
-    except OverflowError:  # an integer beyond all floating-point numbers
-        return False
+    return all(-LARGEST <= number <= LARGEST for number in values)  # NaN is not
+
+
+def name_fault(names: Iterable[str]) -> str:
+    """Return why metrics cannot be named so, empty if they can.
+
+    Metrics of evaluations are files: a name of dots, one that is too long, or one that is no text
+    would write elsewhere or not at all. Names of the server's own metrics are no client's to use.
+
+    >>> name_fault(["loss", "top-5 accuracy"]), name_fault([".."])
+    ('', "a metric named '..'")
+    """
+    known = list(names)
+    if len(known) > METRICS_MOST:
+        return f"{len(known)} metrics, more than {METRICS_MOST}"
+    for name in known:
+        if not is_file_name(name):
+            return f"a metric named {brief(name)}"
+        if name.startswith(PREFIX) or name.endswith(_OURS):
+            return (
+                f"a metric named {brief(name)}, as the server names its own: give it another name"
+            )
+    return ""
 
 
 def _checked(key: str, record: ArrayRecord, sent: SentModel) -> NDArray[Any]:

@@ -56,6 +56,34 @@ _float_bits = _bit_cast(numba.types.float64, numba.types.int64)
 _bits_float = _bit_cast(numba.types.int64, numba.types.float64)
 
 
+def _address_cast() -> Any:
+    """Return a compiled function that takes an address as a pointer to numbers of an array."""
+
+    @intrinsic
+    def pointer(_context: Any, address: Any, like: Any) -> Any:
+        kind = numba.types.CPointer(like.dtype)  # type: ignore[no-untyped-call]
+
+        def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(kind))
+
+        return kind(address, like), code
+
+    return pointer
+
+
+_pointer = _address_cast()
+
+
+@inlined
+def numbers_at(address: int, count: int, like: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers that lie at an address, of the type of ``like``, inside a kernel.
+
+    Whoever calls the kernel keeps their owner alive, and has checked type, size and alignment.
+    """
+    found: NDArray[Any] = numba.carray(_pointer(address, like), count)  # type: ignore[attr-defined]
+    return found
+
+
 @inlined
 def exp(x: float) -> float:
     r"""Return e**x to about one unit in the last place; arguments beyond +-700 saturate there.

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
+from urllib.parse import quote
 
 from fedipw.errors import InputError, UnwritableError
 from fedipw.storage.lock import hold, is_abandoned, locked
@@ -26,6 +27,7 @@ _FLUSHES = 8  # files flushed at a time: a disk writes their journal together
 _ABANDONED = 86_400.0  # seconds without a byte after which a temporary's writer must be gone
 _YOUNG = 2.0  # seconds within which one may just have been made, and not be held yet
 _SUFFIX = ".partial"
+_LONGEST = 200  # characters of a quoted name: file systems have 255, with what is added to it
 
 
 @contextmanager
@@ -148,6 +150,19 @@ def _remove_leftovers(place: Path) -> None:
             if path.is_symlink() or young or not is_abandoned(path):
                 continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text, its special characters quoted, can be the name of a file or directory.
+
+    >>> is_file_name("top-5 accuracy"), is_file_name(".."), is_file_name("x" * 300)
+    (True, False, False)
+    """
+    try:
+        made = quote(text, safe="")
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
+    return made not in {"", ".", ".."} and len(made) <= _LONGEST
 
 
 def check_place(path: Path) -> None:

@@ -108,7 +108,7 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     for name in sorted(arrays):
         array = arrays[name]
         found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return np.frombuffer(found.digest(), dtype=np.uint8)
 
 
