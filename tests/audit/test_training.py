@@ -30,8 +30,8 @@ def federation(
         for line in rounds(*([1.0] * 50), enrolled=float(enrolled))
     )
     sizes = Sizes(
-        population=10_000.0 if table else None, population_table=table, enrolled=enrolled,
-        rounds=50, rows=50 * enrolled, replies=replies, clients_replied=enrolled,
+        population=10_000.0 if table else None, population_table=table, population_known=None,
+        enrolled=enrolled, rounds=50, rows=50 * enrolled, replies=replies, clients_replied=enrolled,
     )  # fmt: skip
     part = replace(weights("enrollment"), design_effect=design_effect)
     return replace(BIASED, sizes=sizes, rounds=lines, weights=(part,))

@@ -49,6 +49,7 @@ def without_rounds() -> Audit:
         balance=_groups_kept(full.balance, ("enrolled", "enrolled weighted")),
         weights=full.weights[:1],
         rates=(),
+        silent=(),
         heat=(),
         rounds=(),
         metric=None,
