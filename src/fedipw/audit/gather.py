@@ -132,6 +132,7 @@ def audit_facts(
     --------
     >>> from fedipw.selection.enrollment import enrollment_stage
     >>> from fedipw.tables.population import Population
+    >>> from fedipw.weighting.methods import method_named
     >>> rng = np.random.default_rng(1)
     >>> age = rng.normal(40.0, 10.0, 500)
     >>> devices = Population.of({"unit_id": np.arange(500), "age": age,
