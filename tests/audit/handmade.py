@@ -12,6 +12,7 @@ from fedipw.audit.values import (
     Histogram,
     MetricPart,
     OverlapPart,
+    PopulationSource,
     RoundLine,
     SilentGroup,
     Sizes,
@@ -104,8 +105,9 @@ def metric(moved: float, error: float, gain: float | None) -> MetricPart:
 
 
 SIZES = Sizes(
-    population=10_000.0, population_table=True, population_known=10_000.0, enrolled=2_000,
-    rounds=20, rows=40_000, replies=8_000, clients_replied=1_500,
+    population=10_000.0, population_table=True, population_source=PopulationSource.TABLE,
+    population_known=10_000.0, enrolled=2_000, rounds=20, rows=40_000, replies=8_000,
+    clients_replied=1_500,
 )  # fmt: skip
 FAIR = Audit(
     title="by hand",
@@ -130,6 +132,9 @@ FAIR = Audit(
 BIASED = replace(
     FAIR, balance=balance({"age": (0.5, 0.7, 0.0, 0.02), "income": (0.02, 0.03, 0.0, 0.01)})
 )
+
+
+TOTALS = {"population_table": False, "population_source": PopulationSource.TOTALS}
 
 
 def sized(audit: Audit, **changes: Any) -> Audit:

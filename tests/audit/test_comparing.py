@@ -10,6 +10,7 @@ from fedipw.audit.verdict import judged
 from fedipw.selection.coefficients import Coefficient
 
 from .handmade import BIASED, FAIR, metric, sized, stage, weights
+from .handmade import TOTALS as BY_TOTALS
 
 COEFFICIENT = Coefficient.of("age", 0.5, 0.1)
 FULL = replace(
@@ -26,13 +27,13 @@ TOTALS = sized(
         overlap=None,
         balance=replace(BIASED.balance, scale_from="enrolled weighted"),
     ),
-    population=None, population_table=False, population_known=None,
+    population=None, **BY_TOTALS, population_known=None,
 )  # fmt: skip
 
 
 def test_each_audit_says_what_it_knew() -> None:
     knew = information(FULL)
-    assert knew["Population"] == "table of 10,000 clients"
+    assert knew["Population"] == "table of all clients, N = 10,000"
     assert knew["Rounds"] == "20 with 8,000 replies"
     assert knew["Metric"] == "loss, 20 rounds"
     assert knew["Enrollment by"] == "logistic regression on every covariate"

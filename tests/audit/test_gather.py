@@ -71,6 +71,7 @@ def test_rounds_and_sizes_are_those_of_the_ledger(fit: str, steps: bool, tmp_pat
     assert found["sizes"] == {
         "population": 400.0,
         "population_table": True,
+        "population_source": "table of all clients",
         "population_known": 400.0,
         "enrolled": given.inside.height,
         "rounds": 12,

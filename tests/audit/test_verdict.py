@@ -18,6 +18,7 @@ from .handmade import (
     FAIR,
     MODELS,
     PARTICIPATION,
+    TOTALS,
     WORTH,
     answer,
     balance,
@@ -209,7 +210,7 @@ def test_without_weights_correction_is_unknown() -> None:
 
 
 def test_totals_alone_promise_no_more_than_totals_tell() -> None:
-    audit = sized(replace(BIASED, overlap=None), population_table=False)
+    audit = sized(replace(BIASED, overlap=None), **TOTALS)
     found = answer(audit, CORRECTION)
     assert found.answer == "Yes"
     assert "As far as the given totals show" in found.text
@@ -366,7 +367,7 @@ RATE = stage("participation", kind=FitKind.RATE, rate_rounds=20)
         (replace(FAIR, stages=(stage("enrollment"), RATE)), "In part", "not a model"),
         (replace(FAIR, stages=(stage("participation"),)), "In part", "Enrollment has no model"),
         (
-            sized(replace(FAIR, stages=(stage("participation"),)), population_table=False),
+            sized(replace(FAIR, stages=(stage("participation"),)), **TOTALS),
             "In part", "only totals of the population are known",
         ),
         (

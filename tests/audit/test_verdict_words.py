@@ -13,6 +13,7 @@ from .handmade import (
     BIASED,
     ENROLLMENT,
     FAIR,
+    TOTALS,
     answer,
     balance,
     empty,
@@ -98,9 +99,7 @@ STEPS = {
     "Add squares or products to the participation formula": STAYS,
     "Prefer Hájek or calibrated forms": replace(KNOWN, weights=(weights(design_effect=6.0),)),
     "Refit on a rolling window": replace(KNOWN, rounds=rounds(*[2.0] * 8)),
-    "A population table, or totals of more columns": sized(
-        replace(KNOWN, overlap=None), population_table=False
-    ),
+    "A population table, or totals of more columns": sized(replace(KNOWN, overlap=None), **TOTALS),
     "Invite or recruit clients where none ever replied (os = web) until some do": replace(
         KNOWN, silent=(silent("os = web", 120),)
     ),
@@ -133,7 +132,7 @@ def test_without_a_reason_one_uses_the_weights_and_keeps_the_numbers() -> None:
 def test_weights_that_do_not_help_are_not_to_be_used() -> None:
     for audit in (FAIR, replace(BIASED, metric=HURTS), replace(KNOWN, weights=())):
         assert not any("Use the weights" in step for step in verdict(audit).next_steps)
-    (use, *_) = verdict(sized(replace(KNOWN, overlap=None), population_table=False)).next_steps
+    (use, *_) = verdict(sized(replace(KNOWN, overlap=None), **TOTALS)).next_steps
     assert "FedIPW(strategy, enrolled=FILE, targets=FILE, ledger=DIR)" in use
     (use, *_) = verdict(STEPS["Merge or leave out the columns that separate in the model of "
                               "enrollment"]).next_steps  # fmt: skip

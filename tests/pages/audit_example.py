@@ -17,6 +17,7 @@ from fedipw.audit.values import (
     Level,
     MetricPart,
     OverlapPart,
+    PopulationSource,
     RateLine,
     RatePart,
     RoundLine,
@@ -55,6 +56,7 @@ def example(seed: int = 1, shift: float = 1.0) -> Audit:
         sizes=Sizes(
             population=48_210.0,
             population_table=True,
+            population_source=PopulationSource.TABLE,
             population_known=47_006.0,
             enrolled=int(21_930 / shift),
             rounds=100,

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fedipw.audit.values import Audit, Card, CardSection, Finding, FitKind, Level
+from fedipw.audit.values import (
+    Audit,
+    Card,
+    CardSection,
+    Finding,
+    FitKind,
+    Level,
+    PopulationSource,
+)
 from fedipw.evaluation.balance import RESPONDENTS, RESPONDENTS_WEIGHTED
 from fedipw.evaluation.estimators import EVERYONE
 from fedipw.selection.saved import ENROLLMENT
@@ -77,8 +85,7 @@ def _about(audit: Audit) -> Iterator[str]:
 def _sources(audit: Audit) -> Iterator[str]:
     sizes, metric = audit.sizes, audit.metric
     size = "of unknown size" if sizes.population is None else f"of {sizes.population:,.0f} clients"
-    how = "a table of all its clients" if sizes.population_table else "totals alone"
-    yield f"Target population {size}, known by {how}."
+    yield f"Target population {size}, known by: {sizes.population_source.value}."
     known = sizes.population_known
     if sizes.population is not None and known is not None and known < sizes.population:
         yield (
@@ -108,7 +115,7 @@ def _relevance(audit: Audit) -> Iterator[str]:
         yield f"Columns and levels compared with the population: {shown}{more}."
     else:
         yield "No column is known of both the enrolled and the population."
-    if audit.sizes.population_table:
+    if audit.sizes.population_source is not PopulationSource.TOTALS:
         yield f"Formula of enrollment: {_formula(audit.settings.enrollment)}."
     else:
         yield f"Totals of the population: {audit.settings.enrollment}."
@@ -162,8 +169,10 @@ def _uncovered(audit: Audit) -> Iterator[str]:
         )
     if not lines and not small:
         yield "No group that was looked at is without enrolled clients and replies."
-    if not audit.sizes.population_table:
+    if audit.sizes.population_source is PopulationSource.TOTALS:
         yield "With totals alone, groups with nobody enrolled show only among the totals."
+    if audit.sizes.population_source is PopulationSource.SAMPLE:
+        yield "With a reference sample, groups with nobody enrolled were not looked for."
 
 
 def _addressed(audit: Audit) -> Iterator[str]:

@@ -19,7 +19,15 @@ from fedipw.audit.page import (
     table,
 )
 from fedipw.audit.pages import weighed
-from fedipw.audit.values import Audit, Finding, Level, MetricPart, RatePart, StagePart
+from fedipw.audit.values import (
+    Audit,
+    Finding,
+    Level,
+    MetricPart,
+    PopulationSource,
+    RatePart,
+    StagePart,
+)
 from fedipw.errors import InputError
 from fedipw.evaluation.balance import BalanceTable
 from fedipw.evaluation.estimators import EVERYONE
@@ -96,12 +104,14 @@ class FindingChange:
 def information(audit: Audit) -> dict[str, str]:
     """Return what kind of information an audit had, by its subject."""
     sizes, settings, metric = audit.sizes, audit.settings, audit.metric
-    many = "" if sizes.population is None else f" of {sizes.population:,.0f} clients"
-    totals = f"totals alone ({settings.enrollment})"
+    many = "" if sizes.population is None else f", N = {sizes.population:,.0f}"
+    source = sizes.population_source.value
+    if sizes.population_source is PopulationSource.TOTALS:
+        source += f" ({settings.enrollment})"
     by = {s.stage: f"{s.kind.value} on {_formula(s.formula)}" for s in audit.stages}
     enrollment = by.pop(ENROLLMENT, "no model")
     return {
-        "Population": f"table{many}" if sizes.population_table else f"{totals}{many}",
+        "Population": f"{source}{many}",
         "Rounds": f"{sizes.rounds:,} with {sizes.replies:,} replies"
         if sizes.rounds
         else "no ledger",

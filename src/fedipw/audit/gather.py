@@ -31,6 +31,7 @@ from fedipw.audit.values import (
     EstimateLine,
     MetricPart,
     OverlapPart,
+    PopulationSource,
     SilentGroup,
     Sizes,
     StagePart,
@@ -290,10 +291,11 @@ def _weighing(stage: EnrollmentStage, plan: Plan, facts: LedgerFacts) -> Weighin
 
 def _command(stage: EnrollmentStage, plan: Plan) -> str:
     """Return the command that writes the weights, with files to fill in."""
-    population = stage.population
-    given = "--population FILE"
-    if population.targets is not None:
-        given = "--enrolled FILE --targets FILE"
+    given = {
+        PopulationSource.TABLE: "--population FILE",
+        PopulationSource.SAMPLE: "--enrolled FILE --reference FILE --reference-weight COLUMN",
+        PopulationSource.TOTALS: "--enrolled FILE --targets FILE",
+    }[_source(stage)] + ("" if stage.population.base is None else " --base COLUMN")
     missing = plan.formulas.missing
     policy = "" if missing is Missing.ERROR else f" --missing {missing.value}"
     return (
@@ -317,12 +319,19 @@ def _in_population(stage: EnrollmentStage, groups: Sequence[SilentGroup]) -> Ite
         yield replace(group, population=known.get(group.name))
 
 
+def _source(stage: EnrollmentStage) -> PopulationSource:
+    if stage.population.lists_everyone:
+        return PopulationSource.TABLE
+    return PopulationSource.TOTALS if stage.reference is None else PopulationSource.SAMPLE
+
+
 def _sizes(stage: EnrollmentStage, facts: LedgerFacts) -> Sizes:
     """Return the counts of the tables as given, before anything is left out."""
     size = stage.population.size
     return Sizes(
         population=None if size is None else float(size),
         population_table=stage.population.lists_everyone,
+        population_source=_source(stage),
         population_known=None if stage.size is None else float(stage.size),
         enrolled=stage.members.size,
         rounds=len(facts.rounds),

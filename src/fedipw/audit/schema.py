@@ -43,7 +43,8 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Sizes": {
         "population": "clients of the population as given, N; null where it is not known",
-        "population_table": "true if every client is listed, false if totals alone are known",
+        "population_table": "true if every client of the population is listed",
+        "population_source": "how the population is known beside the enrolled",
         "population_known": "clients with all values needed, whom weights stand for",
         "enrolled": "enrolled clients, at some time",
         "rounds": "rounds of the ledger",

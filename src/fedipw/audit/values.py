@@ -41,12 +41,21 @@ class AuditSettings:
     min_cell: int  # subgroups with fewer clients, or rows, are not shown
 
 
+class PopulationSource(StrEnum):
+    """How the population is known beside the enrolled."""
+
+    TABLE = "table of all clients"
+    SAMPLE = "reference sample"
+    TOTALS = "totals alone"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """How many of each."""
 
     population: float | None  # N; none where only shares are known
-    population_table: bool  # whether every client of the population is known, or totals alone
+    population_table: bool  # whether every client of the population is known
+    population_source: PopulationSource
     population_known: float | None  # clients with all values, whom weights stand for
     enrolled: int
     rounds: int

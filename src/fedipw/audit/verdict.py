@@ -16,6 +16,7 @@ from fedipw.audit.values import (
     Finding,
     Level,
     MetricPart,
+    PopulationSource,
     SilentGroup,
     StagePart,
     Verdict,
@@ -232,8 +233,11 @@ def _correction(audit: Audit) -> Finding:
         return CORRECTION.answered("Unknown", Level.UNKNOWN, "No weight could be computed.")
     left = _weighted_gap(audit)
     done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
-    if not audit.sizes.population_table:
+    source = audit.sizes.population_source
+    if source is PopulationSource.TOTALS:
         done += "As far as the given totals show; what they leave out may still differ. "
+    if source is PopulationSource.SAMPLE:
+        done += "As far as the reference sample shows; what it leaves out may still differ. "
     if care:
         return CORRECTION.answered("With care", Level.WARN, done + " ".join(care))
     if audit.sizes.population_table:
@@ -525,13 +529,20 @@ def _models(audit: Audit) -> Finding:
     return MODELS.answered("Yes", Level.GOOD, text)
 
 
+_NO_CHECK: Final = {
+    PopulationSource.TABLE: "Enrollment has no model to check.",
+    PopulationSource.SAMPLE: "The model of enrollment, by a reference sample, was not checked.",
+    PopulationSource.TOTALS: (
+        "Enrollment has no model to check: only totals of the population are known."
+    ),
+}
+
+
 def _unchecked(audit: Audit) -> list[str]:
     """Return what of selection no model was checked for, a sentence each."""
     out, names = [], {s.stage for s in audit.stages}
-    if ENROLLMENT not in names and audit.sizes.population_table:
-        out.append("Enrollment has no model to check.")
-    elif ENROLLMENT not in names:
-        out.append("Enrollment has no model to check: only totals of the population are known.")
+    if ENROLLMENT not in names:
+        out.append(_NO_CHECK[audit.sizes.population_source])
     if not names - {ENROLLMENT}:
         why = "no round was given a probability before it closed"
         why = why if audit.sizes.rounds else "no ledger of rounds was given"
@@ -590,11 +601,15 @@ def _use(audit: Audit, correction: Finding, worth: Finding) -> Iterator[str]:
     start = "Use the weights"
     if correction.answer == "Not fully":
         start += ", for those they can stand for"
-    flower = "population=FILE" if audit.sizes.population_table else "enrolled=FILE, targets=FILE"
+    files = {
+        PopulationSource.TABLE: "population=FILE",
+        PopulationSource.TOTALS: "enrolled=FILE, targets=FILE",
+    }.get(audit.sizes.population_source)
+    flower = f" In Flower: FedIPW(strategy, {files}, ledger=DIR), which weighs every round."
     yield (
         f"{start}: {audit.settings.command}{soft}, with the other options of this audit, writes "
-        "one weight per reply; average metrics or updates of the replies with them. In Flower: "
-        f"FedIPW(strategy, {flower}, ledger=DIR), which weighs every round."
+        "one weight per reply; average metrics or updates of the replies with them."
+        f"{flower if files else ''}"
     )
 
 

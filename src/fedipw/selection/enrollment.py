@@ -512,6 +512,7 @@ class SampleEnrollment(EnrollmentStage):
         self.reference = ReferenceRows(
             design=self._design, columns=rows.columns.T, weights=sample.weights[rows.known]
         )
+        self._listed = float(sample.weights.sum())  # with rows that lack a value
         self._note = "enrollment by a reference sample"
         if settings.estimator != Newton():
             self._note += ", by logistic regression without a penalty"
@@ -529,8 +530,7 @@ class SampleEnrollment(EnrollmentStage):
     @property
     def narrowed(self) -> str:
         """What is said where rows of the sample are left out for missing values."""
-        known, listed = self.size, float(self._sample.weights.sum())
-        return narrowed_to(known, listed) if known < listed else ""
+        return narrowed_to(self.size, self._listed) if self.size < self._listed else ""
 
     @property
     def formula(self) -> str:
