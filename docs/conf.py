@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from importlib import import_module
 from importlib.metadata import version as version_of
@@ -107,6 +108,21 @@ def _block_math(self, node):
     raise nodes.SkipNode
 
 
+def _write_audit_format():
+    """Write the schema of audits and its table of fields, where they are not up to date."""
+    from fedipw.audit.schema import audit_schema, schema_markdown
+
+    texts = {
+        "audit-schema.json": json.dumps(audit_schema(), indent=1) + "\n",
+        "audit-fields.md": schema_markdown(),
+    }
+    for name, text in texts.items():
+        path = Path(__file__).parent / "_static" / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
 def setup(app):
+    _write_audit_format()
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("autodoc-process-docstring", _on_docstring, priority=400)  # before napoleon

@@ -68,11 +68,16 @@ class Weights(_Tabular):
             "overlap": None if found is None else found.to_json(),
         }
 
+    def models_table(self) -> pl.DataFrame:
+        """Return the models' coefficients with odds ratios, 95% intervals and p-values (P9)."""
+        return self.record.models_table()
+
     def __repr__(self) -> str:
         record = self.record.to_json()
         effective = record["mean_effective_replies"] or 0.0
         many = f"{self.table.height} replies of {self.record.rounds} rounds"
         lines = [f"Weights({self.method}: {many}, effective {effective:.1f} a round)"]
+        lines += [f"  {self.record.population}"] * bool(self.record.population)
         lines += [f"  round {k} skipped: {why}" for k, why in list(self.record.skipped.items())[:3]]
         lines += [f"  {count} time(s): {note}" for note, count in self.record.notes.items()]
         return "\n".join(lines)
@@ -123,8 +128,13 @@ class Report:
 
     audit: Audit
 
-    def save(self, path: str | Path, json_path: str | Path | None = None) -> None:
-        """Write the page, and the same numbers as JSON if asked."""
+    def save(
+        self,
+        path: str | Path,
+        json_path: str | Path | None = None,
+        card_path: str | Path | None = None,
+    ) -> None:
+        """Write the page, and the same numbers as JSON and the card as Markdown if asked."""
         from fedipw.audit.pages import audit_page  # noqa: PLC0415
         from fedipw.storage.atomic import write_texts  # noqa: PLC0415
 
@@ -132,7 +142,16 @@ class Report:
         if json_path is not None:
             numbers = json.dumps(self.audit.to_json(), indent=1, allow_nan=False)
             texts[Path(json_path)] = numbers + "\n"
+        if card_path is not None:
+            texts[Path(card_path)] = self.card()
         write_texts(texts)
+
+    def card(self) -> str:
+        """Return a summary in the manner of a model card, as Markdown: see ``docs/audit.md``."""
+        from fedipw.audit.card import card_markdown  # noqa: PLC0415
+
+        assert self.audit.card is not None
+        return card_markdown(self.audit.card)
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as plain values."""
@@ -143,6 +162,7 @@ class Report:
         assert verdict is not None
         lines = [f"Report: {verdict.headline}"]
         lines += [f"  {x.question} {x.answer}. {x.text}" for x in verdict.findings]
+        lines += [f"  Not corrected: {line}" for line in verdict.uncorrected]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -48,14 +49,36 @@ class SeparationError(FedIPWError, ValueError):
 
     columns: tuple[str, ...]  # covariates along which the groups part
     n_rows: int  # in the fit
+    stage: str = field(default="", kw_only=True)  # of selection, where it is one
 
     def __str__(self) -> str:
         more = f" and {len(self.columns) - 8} more" if len(self.columns) > 8 else ""
+        of = f" of the stage {self.stage}" if self.stage else ""
         return (
             f"{', '.join(self.columns[:8])}{more} separate(s) selected from non-selected clients "
-            f"in {self.n_rows} rows: probabilities run to 0 or 1 and no weight exists for the "
-            "clients that can never be selected. Drop or coarsen the covariate(s), or add an L2 "
-            "penalty (`l2=...`, --l2) if the split is an accident of a small sample."
+            f"in {self.n_rows} rows{of}: probabilities run to 0 or 1 and no weight exists for the "
+            "clients that can never be selected. Drop or coarsen the covariate(s) (their formula, "
+            "--lump-below); or, if the split is an accident of a small sample, fit with a penalty: "
+            "`soft=True` (--soft), or an L2 penalty of your own (`l2=...`, --l2)."
+        )
+
+    def within(self, stage: str) -> SeparationError:
+        """Return the error of a stage's model."""
+        return SeparationError(self.columns, self.n_rows, stage=stage)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no model, for reports: columns without their levels, which may be small.
+
+        >>> SeparationError(("os[web]", "os[web]:net[3g]", "age"), 90).reason[:62]
+        'os, os:net, age separate(s) selected from non-selected clients'
+        """
+        names = dict.fromkeys(re.sub(r"\[.*?\](?=:|$)", "", name) for name in self.columns)
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        return (
+            f"{', '.join([*names][:8])}{more} separate(s) selected from non-selected clients, so "
+            "that the likelihood has no maximum; no weight stands for clients that can never be "
+            "selected"
         )
 
 
@@ -70,6 +93,16 @@ class NotConvergedError(FedIPWError, ArithmeticError):
         "Standardise covariates of very different scale, remove collinear ones, or allow more "
         "iterations."
     )
+
+    def within(self, stage: str) -> NotConvergedError:
+        """Return the error of a stage's model."""
+        advice = f"This is the model of the stage {stage}. {self.advice}"
+        return NotConvergedError(self.iterations, self.gradient_norm, self.tolerance, advice)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no model, for reports."""
+        return f"maximum likelihood did not converge in {self.iterations} iterations"
 
     def __str__(self) -> str:
         return (

@@ -8,10 +8,13 @@ from fedipw.audit.values import (
     Audit,
     AuditSettings,
     Finding,
+    FitKind,
     Histogram,
     MetricPart,
     OverlapPart,
+    PopulationSource,
     RoundLine,
+    SilentGroup,
     Sizes,
     StagePart,
     WeightPart,
@@ -21,7 +24,7 @@ from fedipw.evaluation.balance import BalanceCell, BalanceLine, BalanceTable
 from fedipw.evaluation.diagnostics import ReliabilityBin
 from fedipw.selection.overlap import Cell
 
-GROUPS = ("enrolled", "participants", "enrolled weighted", "participants weighted")
+GROUPS = ("enrolled", "respondents", "enrolled weighted", "respondents weighted")
 NO_BINS = Histogram(edges=(0.0, 1.0), counts={}, log_scale=False)
 ENROLLMENT = "Do the enrolled differ"
 PARTICIPATION = "Do respondents differ"
@@ -57,8 +60,9 @@ def weights(name: str = "replies", **changes: Any) -> WeightPart:
 def stage(name: str, **changes: Any) -> StagePart:
     curve = ReliabilityBin(count=10_000, mean_prob=0.2, rate=0.2, standard_error=0.004)
     part = StagePart(
-        stage=name, formula=".", rows=10_000, rate=0.2, auc=0.7, expected_error=0.01,
-        calibration_ratio=1.0, reliability=(curve,), coefficients=(), left_out=0, prob=NO_BINS,
+        stage=name, kind=FitKind.LOGISTIC, formula=".", note="", rate_rounds=0, rows=10_000,
+        rate=0.2, auc=0.7, expected_error=0.01, calibration_ratio=1.0, reliability=(curve,),
+        coefficients=(), coefficient_notes=(), left_out=0, prob=NO_BINS,
     )  # fmt: skip
     return replace(part, **changes)
 
@@ -84,6 +88,10 @@ def reach(**changes: Any) -> OverlapPart:
     return replace(part, **changes)
 
 
+def silent(name: str, clients: int) -> SilentGroup:
+    return SilentGroup(name=name, clients=clients, rows=20 * clients, population=None)
+
+
 def empty(name: str, population: int) -> Cell:
     return Cell(name=name, population=population)
 
@@ -97,8 +105,9 @@ def metric(moved: float, error: float, gain: float | None) -> MetricPart:
 
 
 SIZES = Sizes(
-    population=10_000.0, population_table=True, enrolled=2_000, rounds=20, rows=40_000,
-    replies=8_000, clients_replied=1_500,
+    population=10_000.0, population_table=True, population_source=PopulationSource.TABLE,
+    population_known=10_000.0, enrolled=2_000, rounds=20, rows=40_000, replies=8_000,
+    clients_replied=1_500,
 )  # fmt: skip
 FAIR = Audit(
     title="by hand",
@@ -107,6 +116,9 @@ FAIR = Audit(
         enrollment=".",
         participation=".",
         participation_fit="past",
+        missing="error",
+        soft=False,
+        command="fedipw weights --population FILE --rounds DIR --scheme fedipw --out w.parquet",
         threshold=0.01,
         min_cell=10,
     ),
@@ -120,6 +132,9 @@ FAIR = Audit(
 BIASED = replace(
     FAIR, balance=balance({"age": (0.5, 0.7, 0.0, 0.02), "income": (0.02, 0.03, 0.0, 0.01)})
 )
+
+
+TOTALS = {"population_table": False, "population_source": PopulationSource.TOTALS}
 
 
 def sized(audit: Audit, **changes: Any) -> Audit:

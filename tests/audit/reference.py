@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -187,9 +188,15 @@ def check_coefficients(
 ) -> None:
     got = {c["name"]: c for c in part["coefficients"]}
     assert {*got} == {*names, "flat"}
-    assert got["flat"] == {"name": "flat", "value": 0.0, "standard_error": None}
-    close([got[n]["value"] for n in names], model.coef_[0], rtol=1e-4)
-    close([got[n]["standard_error"] for n in names], errors(model, X), rtol=1e-4)
+    untested = dict.fromkeys(("standard_error", "odds_ratio", "low", "high", "p_value"))
+    assert got["flat"] == {"name": "flat", "value": 0.0, **untested}
+    value, error = (np.array([got[n][key] for n in names]) for key in ("value", "standard_error"))
+    close(value, model.coef_[0], rtol=1e-4)
+    close(error, errors(model, X), rtol=1e-4)
+    close([got[n]["odds_ratio"] for n in names], np.exp(value))
+    for key, sign in (("low", -1.0), ("high", 1.0)):
+        close([got[n][key] for n in names], np.exp(value + sign * norm.ppf(0.975) * error))
+    close([got[n]["p_value"] for n in names], 2 * norm.sf(np.abs(value) / error))
 
 
 def expected_rates(given: Tables, fit: str) -> list[tuple[float, float] | None]:

@@ -71,6 +71,8 @@ def test_rounds_and_sizes_are_those_of_the_ledger(fit: str, steps: bool, tmp_pat
     assert found["sizes"] == {
         "population": 400.0,
         "population_table": True,
+        "population_source": "table of all clients",
+        "population_known": 400.0,
         "enrolled": given.inside.height,
         "rounds": 12,
         "rows": given.log.height,
@@ -114,7 +116,7 @@ def test_weights_and_balance_are_those_of_the_groups(tmp_path: Path) -> None:
     check_weights(weighted, replies["weight"].to_numpy())
     part = found["balance"]
     assert part["scale_from"] == "population"
-    groups = ["enrolled", "participants", "enrolled weighted", "participants weighted"]
+    groups = ["enrolled", "respondents", "enrolled weighted", "respondents weighted"]
     assert part["groups"] == groups
     names = [line["name"] for line in part["lines"]]
     assert names == ["z1", "os[android]", "os[ios]", "os[web]", "flat", "rooms"]
@@ -282,7 +284,7 @@ def test_weights_are_those_of_the_command(method: str, fit: str, tmp_path: Path)
     lines = {line["name"]: line for line in found["balance"]["lines"]}
     for name, values in means.items():
         wanted = np.average(values, weights=written["weight"])
-        close(lines[name]["groups"]["participants weighted"]["mean"], wanted)
+        close(lines[name]["groups"]["respondents weighted"]["mean"], wanted)
     assert found["settings"]["scheme"] == method
     assert found["settings"]["participation_fit"] == fit
 

@@ -12,6 +12,7 @@ from fedipw.audit.gather import MetricRequest
 from fedipw.audit.rates import coder_of
 from fedipw.errors import InputError
 from fedipw.evaluation.logged import Metrics
+from fedipw.selection.coefficients import PENALISED_NOTE
 from fedipw.selection.saved import StageModel
 from fedipw.tables.cells import Cells
 from worlds import Tables
@@ -41,8 +42,13 @@ def test_totals_alone_give_balance_and_say_what_is_unknown(method: str, tmp_path
     assert found["sizes"]["population"] is None
     assert found["settings"]["enrollment"] == "z1, os[ios], os[web]"
     said = " ".join(found["unknown"])
-    for words in ("Enrollment probabilities", "size of the population", "not among the targets"):
+    for words in ("Enrollment probabilities", "size of the population"):
         assert words in said
+    # the columns without a total are named, and those with one are not
+    (open_,) = (text for text in found["unknown"] if text.startswith("How the population is in "))
+    listed = open_.removeprefix("How the population is in ").partition(": no total is given")[0]
+    assert {*listed.split(", ")} == {"rooms", "flat"}
+    assert not any(name in said for name in TARGETS)
     lines = {line["name"]: line for line in found["balance"]["lines"]}
     assert {n: line["mean"] for n, line in lines.items()} == TARGETS
     those = moments(given, list(TARGETS), given.inside.select("unit_id"))
@@ -132,6 +138,12 @@ def test_missing_values_under_drop_are_left_out_and_counted(tmp_path: Path) -> N
     _, _, prob = enrollment_prob(known)
     check_stage(enrollment, prob, known.people["enrolled"].to_numpy(), ("population", "enrolled"))
     assert enrollment["left_out"] == 40
+    assert (found["sizes"]["population"], found["sizes"]["population_known"]) == (400.0, 360.0)
+    assert found["notes"][0] == (
+        "The target population is now the 360 of 400 clients whose values are known: 40 with a "
+        "missing value or an unknown level are left out (--missing drop), and weights and "
+        "estimates say nothing of them."
+    )
     whole = given.log.filter(pl.col("round") > 1)
     assert part["rows"] == whole.drop_nulls(["z1", "x"]).height
     assert part["left_out"] == whole.height - part["rows"]
@@ -150,19 +162,50 @@ def test_missing_values_under_drop_are_left_out_and_counted(tmp_path: Path) -> N
     assert any(note.startswith(f"{lost.height} of ") for note in found["notes"])
 
 
-def test_a_level_nobody_enrolled_in_parts_the_classes_and_is_named(tmp_path: Path) -> None:
+def test_a_level_nobody_enrolled_in_gets_the_penalty_of_soft_and_is_named(tmp_path: Path) -> None:
+    """The audit shows what --soft gives, to the last digit, and reads the rounds once."""
     given = world(14)
     given = given.kept(pl.col("os") != "web")
-    found = gathered(given, tmp_path, planned("fedipw"))
+    read: list[int] = []
+    found = gathered(given, tmp_path, planned("fedipw"), progress=lambda done, _: read.append(done))
     web = given.people.filter(os="web").height
+    assert read == [*range(1, len(given.rounds) + 1)]
     assert {"name": "os = web", "population": web} in found["overlap"]["empty"]
-    assert found["overlap"]["smallest_prob"] is None
-    assert found["settings"]["scheme"] == "participation-only"
-    assert any("stand for the enrolled, not for the population" in n for n in found["notes"])
-    assert "enrollment" not in [part["stage"] for part in found["stages"]]
-    assert any("no model of enrollment" in text for text in found["unknown"])
+    assert found["settings"]["scheme"] == "fedipw"
+    enrollment = found["stages"][0]
+    assert enrollment["stage"] == "enrollment"
+    assert enrollment["kind"] == "penalised logistic regression"
+    assert enrollment["note"].startswith("enrollment by a fit with a penalty of 1: os separate(s)")
+    assert all(c["p_value"] is c["low"] is c["high"] is None for c in enrollment["coefficients"])
+    assert enrollment["coefficient_notes"] == [PENALISED_NOTE]
+    assert not any("no model of enrollment" in text for text in found["unknown"])
     line = next(line for line in found["balance"]["lines"] if line["name"] == "os[web]")
     assert line["groups"]["enrolled"]["mean"] == 0.0
+    (tmp_path / "soft").mkdir()
+    soft = gathered(given, tmp_path / "soft", planned("fedipw", soft=True))
+    assert (found["settings"].pop("soft"), soft["settings"].pop("soft")) == (False, True)
+    assert soft == found
+
+
+def test_a_group_that_never_replies_is_found_among_the_enrolled(tmp_path: Path) -> None:
+    given = world(14)
+    web = given.people.filter(os="web")
+    quiet = pl.col("unit_id").is_in(web["unit_id"].implode())
+    rounds = [table.with_columns(replied=pl.col("replied") & ~quiet) for table in given.rounds]
+    given = replace(given, rounds=rounds)
+    found = gathered(given, tmp_path, planned("fedipw"))
+    inside = web.filter("enrolled").height
+    assert found["silent"] == [
+        {"name": "os = web", "clients": inside, "rows": 12 * inside, "population": web.height}
+    ]
+    lines = {x["level"]: x for p in found["rates"] for x in p["lines"] if p["column"] == "os"}
+    assert (lines["web"]["clients"], lines["web"]["replies"]) == (inside, 0)
+    part = found["stages"][-1]
+    assert part["kind"] == "penalised logistic regression"
+    assert part["note"].startswith("participation by a fit with a penalty of 1: os separate(s)")
+    (tmp_path / "large").mkdir()
+    hidden = gathered(given, tmp_path / "large", planned(), min_cell=inside + 1)
+    assert hidden["silent"] == []  # too few to be named
 
 
 def test_many_rounds_are_merged_evenly(tmp_path: Path) -> None:

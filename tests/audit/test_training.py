@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fedipw.audit.training import Means, advice, recorded_reliance
-from fedipw.audit.values import Audit, Sizes
+from fedipw.audit.values import Audit, PopulationSource, Sizes
 from fedipw.audit.verdict import UPDATES, verdict
 from fedipw.tables.ledger import Ledger
 
@@ -30,8 +30,10 @@ def federation(
         for line in rounds(*([1.0] * 50), enrolled=float(enrolled))
     )
     sizes = Sizes(
-        population=10_000.0 if table else None, population_table=table, enrolled=enrolled,
-        rounds=50, rows=50 * enrolled, replies=replies, clients_replied=enrolled,
+        population=10_000.0 if table else None, population_table=table,
+        population_source=PopulationSource.TABLE if table else PopulationSource.TOTALS,
+        population_known=None,
+        enrolled=enrolled, rounds=50, rows=50 * enrolled, replies=replies, clients_replied=enrolled,
     )  # fmt: skip
     part = replace(weights("enrollment"), design_effect=design_effect)
     return replace(BIASED, sizes=sizes, rounds=lines, weights=(part,))
@@ -43,7 +45,9 @@ def said(audit: Audit, **means: bool) -> str:
 
 def test_the_default_of_what_is_known() -> None:
     assert said(federation()).startswith("Train with augmented: the whole population is known")
-    assert "Train with augmented-online: only totals" in said(federation(table=False))
+    assert "Train with augmented-online: the population is known by totals alone" in said(
+        federation(table=False)
+    )
     assert advice(federation(enrolled=0), Means()) == ()
 
 

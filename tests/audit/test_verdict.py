@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedipw.audit.values import Audit, Level
+from fedipw.audit.values import Audit, FitKind, Level
 from fedipw.audit.verdict import break_even, verdict
 from fedipw.evaluation.balance import BalanceCell
 
@@ -18,6 +18,7 @@ from .handmade import (
     FAIR,
     MODELS,
     PARTICIPATION,
+    TOTALS,
     WORTH,
     answer,
     balance,
@@ -26,6 +27,7 @@ from .handmade import (
     metric,
     reach,
     rounds,
+    silent,
     sized,
     stage,
     weights,
@@ -98,7 +100,7 @@ def test_all_enrolled_alike_in_a_column_cannot_be_told_apart_by_replying() -> No
     same = one_column(None, None, 0.0, 0.0)  # both lie at 5, and the scale is 0
     assert answer(same, ENROLLMENT).answer == "Yes"
     assert answer(same, PARTICIPATION).answer == "No"
-    cells = {**line("age", (None, None)).groups, "participants": BalanceCell(mean=6.0, smd=None)}
+    cells = {**line("age", (None, None)).groups, "respondents": BalanceCell(mean=6.0, smd=None)}
     part = replace(balance({"age": (None, None)}), lines=(replace(line("age", ()), groups=cells),))
     assert answer(replace(FAIR, balance=part), PARTICIPATION).answer == "Yes"
 
@@ -208,7 +210,7 @@ def test_without_weights_correction_is_unknown() -> None:
 
 
 def test_totals_alone_promise_no_more_than_totals_tell() -> None:
-    audit = sized(replace(BIASED, overlap=None), population_table=False)
+    audit = sized(replace(BIASED, overlap=None), **TOTALS)
     found = answer(audit, CORRECTION)
     assert found.answer == "Yes"
     assert "As far as the given totals show" in found.text
@@ -295,7 +297,7 @@ def test_without_bias_weighting_is_not_worth_its_variance() -> None:
 
 def off(audit: Audit) -> str | None:
     found = answer(audit, MODELS)
-    assert found.answer == ("Yes" if found.level is Level.GOOD else "Not quite")
+    assert (found.answer, found.level) in {("Yes", Level.GOOD), ("Not quite", Level.WARN)}
     return None if found.answer == "Yes" else found.text
 
 
@@ -303,9 +305,9 @@ def off(audit: Audit) -> str | None:
 def test_a_model_is_off_by_more_than_a_tenth_and_three_standard_errors(name: str) -> None:
     def with_ratio(ratio: float | None, rows: int = 10_000) -> str | None:
         curve = replace(stage(name).reliability[0], count=rows)
-        return off(
-            replace(FAIR, stages=(stage(name, calibration_ratio=ratio, reliability=(curve,)),))
-        )
+        part = stage(name, calibration_ratio=ratio, reliability=(curve,))
+        other = "participation" if name == "enrollment" else "enrollment"
+        return off(replace(FAIR, stages=(part, stage(other))))
 
     assert with_ratio(None) is with_ratio(1.0999) is with_ratio(0.9001) is None
     assert with_ratio(0.5) == f"{name.capitalize()} expects 2.00 times those selected."
@@ -337,10 +339,103 @@ def test_weights_of_the_enrolled_must_sum_to_the_clients_with_all_their_values()
         assert off(replace(FAIR, overlap=reach(estimated_size=size))) is None
     few = reach(estimated_size=11_900.0, effective_sample_size=225.0)  # three errors are 0.2
     assert off(replace(FAIR, overlap=few)) is None
-    dropped = (stage("enrollment", left_out=3_000),)
+    dropped = (stage("enrollment", left_out=3_000), stage("participation"))
     assert off(replace(FAIR, stages=dropped, overlap=reach(estimated_size=7_000.0))) is None
     assert off(replace(FAIR, stages=dropped)) is not None
 
 
-def test_without_a_model_there_is_no_question_of_models() -> None:
-    assert len(verdict(replace(FAIR, stages=())).findings) == 4
+# A tick means that a check was made.
+
+
+def test_a_tick_is_given_where_both_stages_have_a_model_that_was_checked() -> None:
+    found = answer(FAIR, MODELS)
+    assert (found.answer, found.level) == ("Yes", Level.GOOD)
+    assert found.text == (
+        "Observed rates of enrollment and participation follow fitted probabilities; the mean gap "
+        "is 0.010 at most."
+    )
+
+
+RATE = stage("participation", kind=FitKind.RATE, rate_rounds=20)
+
+
+@pytest.mark.parametrize(
+    ("audit", "answered", "words"),
+    [
+        (replace(FAIR, stages=()), "Not checked", "Enrollment has no model to check."),
+        (replace(FAIR, stages=(RATE,)), "Not checked", "Participation was given a constant rate"),
+        (replace(FAIR, stages=(stage("enrollment"), RATE)), "In part", "not a model"),
+        (replace(FAIR, stages=(stage("participation"),)), "In part", "Enrollment has no model"),
+        (
+            sized(replace(FAIR, stages=(stage("participation"),)), **TOTALS),
+            "In part", "only totals of the population are known",
+        ),
+        (
+            sized(replace(FAIR, stages=(stage("enrollment"),)), rounds=0), "In part",
+            "Participation was not checked: no ledger of rounds was given.",
+        ),
+        (
+            replace(FAIR, stages=(stage("enrollment"),)), "In part",
+            "Participation was not checked: no round was given a probability before it closed.",
+        ),
+        (
+            replace(FAIR, stages=(stage("enrollment"), stage("participation", rate_rounds=10))),
+            "In part", "Participation was given a constant rate, not a model, in 10 of 20 rounds.",
+        ),
+    ],
+)  # fmt: skip
+def test_no_tick_where_something_was_not_checked(audit: Audit, answered: str, words: str) -> None:
+    found = answer(audit, MODELS)
+    assert (found.answer, found.level) == (answered, Level.UNKNOWN)
+    assert words in found.text
+    if answered == "Not checked":
+        assert "follow fitted probabilities" not in found.text
+
+
+def test_a_constant_rate_in_fewer_than_half_of_the_rounds_leaves_the_tick() -> None:
+    audit = replace(FAIR, stages=(stage("enrollment"), stage("participation", rate_rounds=9)))
+    assert answer(audit, MODELS).answer == "Yes"
+
+
+NOTE = "enrollment by a fit with a penalty of 1: os separate(s) selected from non-selected clients"
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_model_that_separates_has_no_tick_and_says_what_weights_do(soft: bool) -> None:
+    stages = (stage("enrollment", kind=FitKind.PENALISED, note=NOTE), stage("participation"))
+    audit = replace(BIASED, stages=stages, settings=replace(BIASED.settings, soft=soft))
+    found = answer(audit, MODELS)
+    assert (found.answer, found.level) == ("Not quite", Level.WARN)
+    assert "Enrollment by a fit with a penalty of 1: os separate(s)" in found.text
+    refused = "Without --soft, fedipw weights and fedipw evaluate end in an error here."
+    assert (refused in found.text) == (not soft)
+    correction = answer(audit, CORRECTION)
+    assert (correction.answer, correction.level) == ("Not fully", Level.BAD)
+    assert "The model of enrollment has no maximum without a penalty" in correction.text
+    only = replace(audit, settings=replace(audit.settings, scheme="participation-only"))
+    assert refused not in answer(only, MODELS).text  # it needs no model of enrollment
+
+
+# Groups that never reply.
+
+
+@pytest.mark.parametrize(("clients", "said"), [(6, "With care"), (7, "Not fully")])
+def test_a_group_that_never_replies_is_what_weights_cannot_correct(clients: int, said: str) -> None:
+    assert ((1 - 0.75) ** clients >= 1e-4) == (said == "With care")  # three in four replied
+    audit = replace(BIASED, silent=(silent("os = web", clients),))
+    found = answer(audit, CORRECTION)
+    assert found.answer == said
+    assert f"Nobody ever replied of os = web ({clients} enrolled clients)" in found.text
+    assert ("which may be chance" in found.text) == (said == "With care")
+    assert ("no weight can stand for them" in found.text) == (said == "Not fully")
+    (line,) = verdict(audit).uncorrected
+    assert line.startswith(f"os = web: none of {clients} enrolled clients ({20 * clients} rows)")
+    assert line.endswith("No reply can be weighted to stand for them.")
+    assert ("which may be chance" in line) == (said == "With care")
+    assert any(step.startswith("Invite or recruit") for step in verdict(audit).next_steps)
+
+
+def test_what_is_left_out_for_missing_values_is_not_corrected() -> None:
+    (line,) = verdict(sized(BIASED, population_known=9_000.0)).uncorrected
+    assert line.startswith("1,000 clients with a missing value or an unknown level")
+    assert verdict(BIASED).uncorrected == ()

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedipw.audit.remarks import METRIC_UNUSED
 from fedipw.audit.values import Audit
 from fedipw.audit.verdict import judged, verdict
 from fedipw.evaluation.balance import BalanceTable, weighted_moments
@@ -14,22 +13,25 @@ from .handmade import (
     BIASED,
     ENROLLMENT,
     FAIR,
+    TOTALS,
     answer,
     balance,
     empty,
     metric,
     reach,
     rounds,
+    silent,
     sized,
     stage,
     weights,
 )
 
 
-def columns(enrolled: float, participants: float, after: float = 0.0) -> Audit:
-    return replace(FAIR, balance=balance({"age": (enrolled, participants, 0.0, after)}))
+def columns(enrolled: float, respondents: float, after: float = 0.0) -> Audit:
+    return replace(FAIR, balance=balance({"age": (enrolled, respondents, 0.0, after)}))
 
 
+SEPARATES = "enrollment by a fit with a penalty of 1: os separate(s) selected from non-selected"
 EMPTY = reach(empty=(empty("os = web", 500),))
 CARE = reach(share_below=0.02)
 HELPS, HURTS = metric(0.5, 0.1, 0.1), metric(0.5, 0.1, -0.1)
@@ -72,19 +74,22 @@ def test_the_headline_sums_up_what_was_found(headline: str) -> None:
 
 
 def test_a_verdict_changes_nothing_else() -> None:
-    assert replace(judged(BIASED), verdict=None) == BIASED
+    assert replace(judged(BIASED), verdict=None, card=None) == BIASED
     assert judged(judged(BIASED)) == judged(BIASED)
 
 
 # Next steps, each with an audit that gives a reason for it and for no other.
 
+USE = (
+    "Use the weights: fedipw weights --population FILE --rounds DIR --scheme fedipw --out w.parquet"
+)
 ALWAYS = "Keep the JSON file and compare later: fedipw audit --compare BEFORE AFTER."
 KNOWN = replace(BIASED, metric=HELPS)
 ONLY = replace(KNOWN.settings, scheme="participation-only")
 STAYS = replace(KNOWN, balance=balance({"age": (0.5, 0.5, 0.0, 0.3)}))
 STEPS = {
     "Enroll clients where there are none (os = web)": replace(KNOWN, overlap=EMPTY),
-    "Merge or leave out the columns that part": replace(
+    "Name fewer columns in the enrollment formula": replace(
         KNOWN, overlap=reach(smallest_prob=None, share_below=None, estimated_size=None)
     ),
     "Use a scheme that corrects for enrollment": replace(STAYS, settings=ONLY),
@@ -94,8 +99,12 @@ STEPS = {
     "Add squares or products to the participation formula": STAYS,
     "Prefer Hájek or calibrated forms": replace(KNOWN, weights=(weights(design_effect=6.0),)),
     "Refit on a rolling window": replace(KNOWN, rounds=rounds(*[2.0] * 8)),
-    "A population table, or totals of more columns": sized(
-        replace(KNOWN, overlap=None), population_table=False
+    "A population table, or totals of more columns": sized(replace(KNOWN, overlap=None), **TOTALS),
+    "Invite or recruit clients where none ever replied (os = web) until some do": replace(
+        KNOWN, silent=(silent("os = web", 120),)
+    ),
+    "Merge or leave out the columns that separate in the model of enrollment": replace(
+        KNOWN, stages=(stage("enrollment", note=SEPARATES), stage("participation"))
     ),
     "Keep a ledger of rounds": sized(KNOWN, rounds=0),
     "Give the clients' metric (--metrics)": BIASED,
@@ -105,26 +114,39 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_next_step_is_there_exactly_where_its_reason_is(step: str) -> None:
-    (first, last) = verdict(STEPS[step]).next_steps
+    *use, first, last = verdict(STEPS[step]).next_steps
     assert first.startswith(step)
+    assert last == ALWAYS
+    hurts = step.startswith("For this metric report the plain mean")
+    assert len(use) == (0 if hurts else 1)  # nobody is told to use weights that do not help
+    assert all(line.startswith("Use the weights") for line in use)
+
+
+def test_without_a_reason_one_uses_the_weights_and_keeps_the_numbers() -> None:
+    use, last = verdict(KNOWN).next_steps
+    assert use.startswith(USE)
+    assert "FedIPW(strategy, population=FILE, ledger=DIR)" in use
     assert last == ALWAYS
 
 
-def test_without_a_reason_there_is_one_step() -> None:
-    assert verdict(KNOWN).next_steps == (ALWAYS,)
+def test_weights_that_do_not_help_are_not_to_be_used() -> None:
+    for audit in (FAIR, replace(BIASED, metric=HURTS), replace(KNOWN, weights=())):
+        assert not any("Use the weights" in step for step in verdict(audit).next_steps)
+    (use, *_) = verdict(sized(replace(KNOWN, overlap=None), **TOTALS)).next_steps
+    assert "FedIPW(strategy, enrolled=FILE, targets=FILE, ledger=DIR)" in use
+    (use, *_) = verdict(STEPS["Merge or leave out the columns that separate in the model of "
+                              "enrollment"]).next_steps  # fmt: skip
+    assert use.startswith("Use the weights, for those they can stand for: fedipw weights")
+    assert "--out w.parquet --soft, with" in use
 
 
 def test_an_enrollment_model_that_is_off_asks_for_a_richer_formula_not_for_a_window() -> None:
-    (first, _) = verdict(replace(KNOWN, overlap=reach(estimated_size=15_000.0))).next_steps
+    (_, first, _) = verdict(replace(KNOWN, overlap=reach(estimated_size=15_000.0))).next_steps
     assert first.startswith("Add squares or products to the enrollment formula")
-    (first, _) = verdict(
+    (_, first, _) = verdict(
         replace(KNOWN, stages=(stage("participation", calibration_ratio=2.0),))
     ).next_steps
     assert first.startswith("Refit on a rolling window")
-
-
-def test_a_metric_that_was_given_in_vain_is_not_asked_for() -> None:
-    assert verdict(replace(BIASED, unknown=(METRIC_UNUSED,))).next_steps == (ALWAYS,)
 
 
 # How often it cries wolf.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import jsonschema
 import polars as pl
 import pytest
 
@@ -144,6 +145,9 @@ def test_totals_alone_say_what_they_cannot_tell(
     correction = found["verdict"]["findings"][2]["text"]
     assert "As far as the given totals show" in correction
     assert any("A population table" in step for step in found["verdict"]["next_steps"])
+    models = found["verdict"]["findings"][-1]
+    assert models["level"] != "good"  # enrollment has no model to check
+    assert "Enrollment has no model to check: only totals" in models["text"]
 
 
 def test_without_rounds_there_is_enrollment_and_the_rest_is_unknown(files: Audited) -> None:
@@ -199,23 +203,182 @@ def test_a_level_with_nobody_enrolled_is_said_plainly(files: Audited) -> None:
         f"Nobody is enrolled in os = web ({web} clients): no weight can stand for them" in printed
     )
     assert {"name": "os = web", "population": web} in found["overlap"]["empty"]
-    assert found["settings"]["scheme"] == "participation-only"
-    assert any("stand for the enrolled, not for the population" in n for n in found["notes"])
+    assert found["settings"]["scheme"] == "fedipw-hajek"
+    assert (
+        f"Not corrected: os = web: none of {web} clients of the population is enrolled" in printed
+    )
     steps = found["verdict"]["next_steps"]
-    assert steps[0].startswith("Enroll clients where there are none (os = web)")
-    assert steps[1].startswith("Merge or leave out the columns")
+    assert steps[0].startswith("Use the weights, for those they can stand for: fedipw weights")
+    assert steps[1].startswith("Enroll clients where there are none (os = web)")
+    assert steps[2].startswith("Merge or leave out the columns that separate in the model of enrol")
 
 
-def test_a_metric_without_a_model_of_enrollment_is_left_out_with_a_note(
+NOTE = (
+    "nrollment by a fit with a penalty of 1: os separate(s) selected from non-selected clients, so "
+    "that the likelihood has no maximum; no weight stands for clients that can never be selected."
+)
+
+
+def test_separation_is_one_behaviour_and_the_same_words_in_three_commands(
     files: Audited, loss: tuple[object, ...]
 ) -> None:
     files.leave_out(pl.col("os") == "web")
-    found, _ = files.put().audit(*loss)
-    assert found["metric"] is None
-    (note,) = (n for n in found["notes"] if n.startswith("No estimate of loss <per> client"))
-    assert "parted exactly by os, so no weights correct it" in note
-    assert any("it was given, and could not be weighted" in line for line in found["unknown"])
-    assert not any("--metrics" in step for step in found["verdict"]["next_steps"])
+    files.put()
+    out, given = files.where / "weights.parquet", files.given()
+    commands = (("weights", *given, "--out", out), ("evaluate", *given, *loss[:2]))
+    said = set()
+    for command in commands:
+        code, printed, err = fedipw(*command)
+        assert (code, printed) == (2, "")
+        said.add(err)
+    assert not out.exists()
+    (error,) = said  # the same message, which names the column and both remedies
+    for words in ("os[web] separate(s)", "of the stage enrollment", "--lump-below", "--soft"):
+        assert words in error
+    for command in commands:
+        code, printed, err = fedipw(*command, "--soft")
+        assert code == 0, err
+        assert NOTE in printed
+    found, printed = files.audit(*loss)
+    assert any(NOTE in note for note in found["notes"])
+    models = found["verdict"]["findings"][-1]
+    assert (models["answer"], models["level"]) == ("Not quite", "warn")
+    assert NOTE in models["text"]
+    refused = "Without --soft, fedipw weights and fedipw evaluate end in an error here."
+    assert models["text"].endswith(refused)
+    assert "has no model" not in printed
+    soft, printed = files.audit(*loss, "--soft")
+    assert refused not in printed
+    assert soft["metric"] == found["metric"]  # the same fallback, asked for or not
+    code, printed, err = fedipw(*commands[1], "--soft", "--json")
+    estimates = {x["estimator"]: x["estimate"] for x in json.loads(printed)["estimates"]}
+    for line in found["metric"]["estimates"]:
+        assert line["estimate"] == pytest.approx(estimates[line["estimator"]], rel=1e-9)
+
+
+def silence(files: Audited, where: pl.Expr) -> None:
+    """Let nobody of a part reply."""
+    quiet = pl.col("unit_id").is_in(files.people.filter(where)["unit_id"].implode())
+    rounds = [t.with_columns(replied=pl.col("replied") & ~quiet) for t in files.rounds]
+    vars(files).update(rounds=rounds, metrics=files.metrics.filter(~quiet))
+
+
+def test_a_group_that_never_replies_is_refused_mended_and_named_alike(
+    files: Audited, loss: tuple[object, ...]
+) -> None:
+    silence(files, pl.col("os") == "web")
+    files.put()
+    given = files.given()
+    out = files.where / "weights.parquet"
+    for command in (("weights", *given, "--out", out), ("evaluate", *given, *loss[:2])):
+        code, _, err = fedipw(*command)
+        assert code == 2
+        assert "os[web] separate(s)" in err
+        assert "of the stage participation" in err
+        code, printed, err = fedipw(*command, "--soft")
+        assert code == 0, err
+        assert "articipation by a fit with a penalty of 1: os separate(s)" in printed
+        assert "web" not in err
+    found, printed = files.audit(*loss)
+    inside = files.inside.filter(os="web").height
+    words = f"Nobody ever replied of os = web ({inside} enrolled clients): no weight can stand"
+    assert words in found["verdict"]["findings"][2]["text"]
+    assert found["verdict"]["findings"][2]["level"] == "bad"
+    (line,) = found["verdict"]["uncorrected"]
+    assert line.startswith(f"os = web: none of {inside} enrolled clients")
+    assert any(s.startswith("Invite or recruit clients") for s in found["verdict"]["next_steps"])
+    assert f"Not corrected: {line}" in printed
+    assert "What weights cannot correct" in (files.where / "page.html").read_text()
+
+
+def test_a_constant_rate_is_never_called_a_model(files: Audited) -> None:
+    """Two rounds are too few for a model: the page, the JSON and the terminal say so."""
+    files.rounds = files.rounds[:2]
+    files.metrics = files.metrics.filter(pl.col("round") <= 2)
+    covariates = "age + os + age:os + age**2 + age**3 + age**4 + age**5 + age**6"
+    found, printed = files.put().audit("--participation", covariates)
+    part = found["stages"][-1]
+    assert (part["stage"], part["kind"], part["rate_rounds"]) == (
+        "participation", "constant rate", 2,
+    )  # fmt: skip
+    assert part["coefficients"] == []
+    models = found["verdict"]["findings"][-1]
+    assert (models["answer"], models["level"]) == ("In part", "unknown")
+    words = "Participation was given a constant rate, not a model: there is none to check."
+    assert words in models["text"]
+    assert words in printed
+    assert (
+        "The step 'participation' was given a constant rate, not a model, in 2 rounds."
+        in (found["notes"])
+    )
+    page = (files.where / "page.html").read_text()
+    assert "Participation has a constant rate, not a model" in page
+    assert "probabilities are by constant rate" in page
+    code, printed, err = fedipw(
+        "weights", *files.given(), "--participation", covariates, "--models-table",
+        "--out", files.where / "w.parquet",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "was given a constant rate, not a model, in 2 rounds." in printed
+    assert "Participation: a constant rate, not a model" in printed
+
+
+def test_dropped_values_narrow_the_target_population_and_all_say_so(
+    files: Audited, loss: tuple[object, ...]
+) -> None:
+    lost = pl.int_range(pl.len()) % 10 == 0
+    files.people = files.people.with_columns(age=pl.when(~lost).then("age"))
+    files.put()
+    words = "The target population is now the 270 of 300 clients whose values are known: 30 with a"
+    drop = ("--missing", "drop")
+    given, out = files.given(), files.where / "weights.parquet"
+    for command in (("weights", *given, "--out", out), ("evaluate", *given, *loss[:2])):
+        code, printed, err = fedipw(*command, *drop)
+        assert code == 0, err
+        assert words in printed
+    found, printed = files.audit(*loss, *drop)
+    assert sum(words in note for note in found["notes"]) == 1
+    assert found["sizes"]["population_known"] == 270.0
+    assert "30 clients with a missing value" in printed
+    assert "The target population is the 270 of them" in (files.where / "page.html").read_text()
+
+
+# The card and the schema.
+
+
+def test_a_card_is_the_audits_own_sentences(files: Audited, loss: tuple[object, ...]) -> None:
+    files.leave_out(pl.col("os") == "web")
+    found, printed = files.put().audit(*loss, "--card", files.where / "card.md")
+    text = (files.where / "card.md").read_text()
+    assert f"and {files.where / 'card.md'}" in printed
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
+        section["title"] for section in found["card"]["sections"]
+    ]
+    sections = {section["title"]: section["lines"] for section in found["card"]["sections"]}
+    assert "no statement of legal compliance" in sections["About this card"][0]
+    verdict = found["verdict"]
+    assert sections["Who is not covered"][: len(verdict["uncorrected"])] == verdict["uncorrected"]
+    assert sections["What was not tested"][: len(found["unknown"])] == found["unknown"]
+    assert {*verdict["next_steps"]} <= {*sections["How gaps are addressed"]}
+    assert f"{found['sizes']['enrolled']:,} enrolled clients." in sections["Data sources and sizes"]
+    assert "loss &lt;per&gt; client" in text
+    for word in ("compliant", "complies", "guarantee"):
+        assert word not in text
+
+
+def test_an_audit_is_valid_by_its_schema(files: Audited, loss: tuple[object, ...]) -> None:
+    code, printed, err = fedipw("audit", "--schema")
+    assert code == 0, err
+    schema = json.loads(printed)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    files.put()
+    for options in ({}, {"source": "targets"}, {"rounds": False}):
+        found, _ = files.audit(*(() if options.get("rounds") is False else loss), **options)
+        check.validate(found)
+    for spoilt in ({**found, "version": 1}, {**found, "more": 1}, {**found, "title": None}):
+        with pytest.raises(jsonschema.ValidationError):
+            check.validate(spoilt)
 
 
 @pytest.mark.parametrize("scheme", ["fedipw", "participation-only"])
@@ -227,7 +390,7 @@ def test_a_level_too_small_to_show_is_not_named_where_it_leaves_no_model(
     files.people = files.people.with_columns(os=pl.when(tiny).then(pl.lit("zq-os")).otherwise("os"))
     files.leave_out(pl.col("os") == "zq-os")
     found, _ = files.put().audit("--scheme", scheme, rounds=rounds)  # looks for zq- everywhere
-    assert found["overlap"]["smallest_prob"] is None
+    assert found["stages"][0]["note"].startswith("enrollment by a fit with a penalty of 1: os sep")
     assert found["overlap"]["empty_small"] == 1
 
 

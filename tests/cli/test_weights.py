@@ -100,6 +100,26 @@ def test_the_summary_as_json_and_for_people(files: Files) -> None:
     assert "Smallest participation" not in err
 
 
+def test_models_are_shown_with_odds_ratios_and_p_values(files: Files) -> None:
+    code, printed, err = files.put().weights("--models-table")
+    assert code == 0, err
+    assert "Model of enrollment: odds ratios (OR) with 95% intervals" in printed
+    assert "Model of participation" in printed
+    assert "Rows of a client in several rounds are counted as independent" in printed
+    _, summary = files.weighed("--models-table")
+    models = summary["models"]
+    for name in ("enrollment", "participation"):
+        lines = {line["name"]: line for line in models[name]["coefficients"]}
+        assert "(intercept)" in lines
+        for line in lines.values():
+            assert line["low"] < line["odds_ratio"] < line["high"]
+            assert 0.0 <= line["p_value"] <= 1.0
+            # Wald's test and interval agree
+            assert (line["p_value"] < 0.05) == (not line["low"] < 1.0 < line["high"])
+    _, summary = files.weighed()
+    assert "coefficients" not in summary["models"]["enrollment"]
+
+
 def test_help_has_an_example() -> None:
     code, printed, _ = fedipw("weights", "--help")
     assert code == 0

@@ -7,17 +7,21 @@ import numpy as np
 from fedipw.audit.values import (
     Audit,
     AuditSettings,
-    Coefficient,
+    Card,
+    CardSection,
     EstimateLine,
     Finding,
+    FitKind,
     HeatPart,
     Histogram,
     Level,
     MetricPart,
     OverlapPart,
+    PopulationSource,
     RateLine,
     RatePart,
     RoundLine,
+    SilentGroup,
     Sizes,
     StagePart,
     Verdict,
@@ -27,14 +31,16 @@ from fedipw.evaluation.balance import BalanceCell, BalanceLine, BalanceTable
 from fedipw.evaluation.diagnostics import ReliabilityBin
 from fedipw.evaluation.estimators import EVERYONE
 from fedipw.evaluation.evaluate import Sensitivity
+from fedipw.selection.coefficients import ROWS_NOTE, Coefficient
 from fedipw.selection.overlap import Cell
 
-GROUPS = ("enrolled", "participants", "enrolled weighted", "participants weighted")
+GROUPS = ("enrolled", "respondents", "enrolled weighted", "respondents weighted")
 COLUMNS = (
     *("age", "income", "memory_gb", "hours_active", "network = wifi", "network = 4g"),
     *("network = 3g", "region = north", "region = south", "region = coast", "region = islands"),
     *("battery_health", "app_version", "messages_per_day"),
 )
+FEW = ("region = islands", "horvitz-thompson")
 FIFTHS = ("18 to 27", "27 to 35", "35 to 44", "44 to 58", "58 to 91")
 REGIONS = ("north", "south", "coast", "islands", "capital", "highlands")
 
@@ -50,6 +56,8 @@ def example(seed: int = 1, shift: float = 1.0) -> Audit:
         sizes=Sizes(
             population=48_210.0,
             population_table=True,
+            population_source=PopulationSource.TABLE,
+            population_known=47_006.0,
             enrolled=int(21_930 / shift),
             rounds=100,
             rows=186_400,
@@ -61,6 +69,10 @@ def example(seed: int = 1, shift: float = 1.0) -> Audit:
         balance=balance_part(rng, shift),
         weights=(_weights("enrollment", 21_930, rng), _weights("replies", 70_316, rng)),
         rates=_rates(rng),
+        silent=(
+            SilentGroup(name="network = ethernet", clients=142, rows=1_204, population=388),
+            SilentGroup(name="age in (58, 91]", clients=31, rows=310, population=None),
+        ),
         heat=(_heat(rng),),
         rounds=rounds_part(rng, 100),
         metric=_metric(rng, shift),
@@ -73,6 +85,10 @@ def example(seed: int = 1, shift: float = 1.0) -> Audit:
             "Rounds 31 and 32 had no replies and were skipped.",
         ),
         verdict=_verdict(shift),
+        card=Card(
+            title="Selection card",
+            sections=(CardSection(title="Who is covered", lines=("Most.",)),),
+        ),
         made_with={"fedipw": "0.1.0", "python": "3.11.9", "numpy": "2.1.3"},
     )
 
@@ -83,6 +99,9 @@ def _settings() -> AuditSettings:
         enrollment="age + income + network + region",
         participation="hour + battery_health + network",
         participation_fit="two-step",
+        missing="drop",
+        soft=False,
+        command="fedipw weights --population FILE --rounds DIR --scheme fedipw-hajek --out w.csv",
         threshold=0.01,
         min_cell=10,
     )
@@ -102,15 +121,18 @@ def _stage(name: str, rng: Rng) -> StagePart:
     )
     terms = ("intercept", "age", "income", "network[wifi]", "network[4g]", "region[coast]")
     coefficients = tuple(
-        Coefficient(
-            name=t,
-            value=float(rng.normal(0, 0.8)),
-            standard_error=None if t == "region[coast]" else float(rng.uniform(0.02, 0.2)),
+        Coefficient.of(
+            t,
+            float(rng.normal(0, 0.8)),
+            float("nan") if t == "region[coast]" else float(rng.uniform(0.02, 0.2)),
         )
         for t in terms
     )
     return StagePart(
         stage=name,
+        kind=FitKind.LOGISTIC,
+        note="",
+        rate_rounds=0 if name == "enrollment" else 2,
         formula=_settings().enrollment if name == "enrollment" else _settings().participation,
         rows=48_210 if name == "enrollment" else 186_400,
         rate=rate,
@@ -119,6 +141,7 @@ def _stage(name: str, rng: Rng) -> StagePart:
         calibration_ratio=float(rng.normal(1.0, 0.01)),
         reliability=reliability,
         coefficients=coefficients,
+        coefficient_notes=() if name == "enrollment" else (ROWS_NOTE,),
         left_out=1_204,
         prob=_prob(name, rng),
     )
@@ -275,6 +298,7 @@ def _estimate(
         clients=int(rng.integers(200, 13_020)),
         replies=int(rng.integers(1_000, 70_316)),
         reason="its covariates are collinear" if value is None else "",
+        warning="Few effective clients." if (group, estimator) == FEW else "",
     )
 
 
@@ -356,6 +380,7 @@ def _verdict(shift: float) -> Verdict:
         headline="Enrollment leaves out older clients on slow networks; the weights mend most of "
         "it, but not the islands.",
         findings=_findings(shift),
+        uncorrected=("network = ethernet: none of 142 enrolled clients ever replied.",),
         next_steps=(
             "Report the weighted metric beside the plain one.",
             "Invite clients on 3g in the islands: no weight can stand for them.",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedipw.audit.values import Audit, Histogram
+from fedipw.audit.values import Audit, Histogram, PopulationSource
 from fedipw.evaluation.balance import BalanceTable
 from fedipw.evaluation.estimators import EVERYONE
 from fedipw.selection.overlap import Cell
@@ -30,7 +30,13 @@ def totals_only() -> Audit:
     return replace(
         full,
         title="Keyboard model, from census totals",
-        sizes=replace(full.sizes, population=None, population_table=False),
+        sizes=replace(
+            full.sizes,
+            population=None,
+            population_known=None,
+            population_table=False,
+            population_source=PopulationSource.TOTALS,
+        ),
         stages=(),
         overlap=None,
     )
@@ -49,6 +55,7 @@ def without_rounds() -> Audit:
         balance=_groups_kept(full.balance, ("enrolled", "enrolled weighted")),
         weights=full.weights[:1],
         rates=(),
+        silent=(),
         heat=(),
         rounds=(),
         metric=None,

@@ -90,8 +90,9 @@ def test_what_is_no_audit_is_refused() -> None:
     page = audit_page(example())
     with pytest.raises(InputError, match="holds no audit"):
         written_audit("<p>nothing here</p>")
-    with pytest.raises(InputError, match="version 2"):
-        written_audit(page.replace('"version": 1', '"version": 2', 1))
+    for other in (1, 3):
+        with pytest.raises(InputError, match=f"version {other}"):
+            written_audit(page.replace('"version": 2', f'"version": {other}', 1))
     with pytest.raises(InputError, match="format"):
         written_audit(page.replace("fedipw-audit", "another", 1))
     with pytest.raises(InputError, match="cannot be read"):
@@ -197,7 +198,7 @@ def test_other_pages_draw_their_marks(browser: Browser, pages: dict[str, Path], 
             assert page.locator("#plot-curves-0 .canvas .line").count() == 2
         else:
             first = page.locator("#plot-love-0 .canvas").inner_html()
-            page.get_by_role("button", name="participants", exact=True).click()
+            page.get_by_role("button", name="respondents", exact=True).click()
             assert page.locator("#plot-love-0 .canvas").inner_html() != first
 
 
@@ -208,11 +209,11 @@ def column_texts(page: Page, table: str, column: int) -> list[str]:
 
 def test_tables_sort_both_ways_with_missing_last(browser: Browser, pages: dict[str, Path]) -> None:
     lines = example().to_json()["balance"]["lines"]
-    smds = [line["groups"]["participants"]["smd"] for line in lines]
+    smds = [line["groups"]["respondents"]["smd"] for line in lines]
     known = sorted(smd for smd in smds if smd is not None)
     with opened(browser, pages["full"]) as page:
         all_open(page)
-        head = page.locator("#balance thead th", has_text="SMD, participants").first
+        head = page.locator("#balance thead th", has_text="SMD, respondents").first
         head.locator("button").click()
         assert head.get_attribute("aria-sort") == "ascending"
         assert column_texts(page, "#balance", 5) == [*map(fixed, known), "–"]
@@ -241,12 +242,12 @@ def test_hover_keys_and_touch_tell_exact_values(browser: Browser, pages: dict[st
         page.keyboard.press("End")
         page.keyboard.press("Home")
         worst = max(
-            (x for x in audit["balance"]["lines"] if x["groups"]["participants"]["smd"]),
-            key=lambda x: abs(x["groups"]["participants"]["smd"]),
+            (x for x in audit["balance"]["lines"] if x["groups"]["respondents"]["smd"]),
+            key=lambda x: abs(x["groups"]["respondents"]["smd"]),
         )
         told = tip.text_content() or ""
         assert worst["name"] in told
-        assert fixed(worst["groups"]["participants"]["smd"]) in told
+        assert fixed(worst["groups"]["respondents"]["smd"]) in told
         page.keyboard.press("Escape")
         assert tip.is_hidden()
         cell = page.locator("#plot-heat-0 .mark").nth(7)

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedipw.errors import SeparationError
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Newton
 from fedipw.selection.enrollment import enrollment_stage
@@ -86,8 +87,12 @@ def test_collapsed_weights_are_those_of_one_model_of_everyone(tmp_path: Path) ->
 
 
 def test_a_system_nobody_enrolled_with_separates_the_collapsed_model(tmp_path: Path) -> None:
-    got, record = Log(tmp_path).weights(PLAN)
-    assert "reply rate, the model separates" in record.sources
+    with pytest.raises(SeparationError, match=r"os\[web\] separate\(s\).* stage participation"):
+        Log(tmp_path).weights(PLAN)
+    soft = replace(PLAN, settings=replace(PLAN.settings, soft=True))
+    got, record = Log(tmp_path / "soft").weights(soft)
+    assert "model with a penalty, without one it separates" in record.sources
+    assert any("participation by a fit with a penalty of 1" in note for note in record.notes)
     assert got["participation_prob"].null_count() == 0
 
 

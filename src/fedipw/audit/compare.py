@@ -19,8 +19,19 @@ from fedipw.audit.page import (
     table,
 )
 from fedipw.audit.pages import weighed
-from fedipw.audit.values import Audit, Finding, RatePart
+from fedipw.audit.values import (
+    Audit,
+    Finding,
+    Level,
+    MetricPart,
+    PopulationSource,
+    RatePart,
+    StagePart,
+)
 from fedipw.errors import InputError
+from fedipw.evaluation.balance import BalanceTable
+from fedipw.evaluation.estimators import EVERYONE
+from fedipw.selection.saved import ENROLLMENT
 
 Text = Callable[[float | None], str]
 Keyed = Mapping[tuple[str, str], float | None]
@@ -82,10 +93,128 @@ class FindingChange:
         old, new = (f and (f.answer, f.level) for f in (self.before, self.after))
         return old != new
 
+    @property
+    def comparable(self) -> bool:
+        """Whether both are answered, by the same rule and known to both."""
+        if self.before is None or self.after is None or self.before.rule != self.after.rule:
+            return False
+        return Level.UNKNOWN not in {self.before.level, self.after.level}
+
+
+def information(audit: Audit) -> dict[str, str]:
+    """Return what kind of information an audit had, by its subject."""
+    sizes, settings, metric = audit.sizes, audit.settings, audit.metric
+    many = "" if sizes.population is None else f", N = {sizes.population:,.0f}"
+    source = sizes.population_source.value
+    if sizes.population_source is PopulationSource.TOTALS:
+        source += f" ({settings.enrollment})"
+    by = {s.stage: f"{s.kind.value} on {_formula(s.formula)}" for s in audit.stages}
+    enrollment = by.pop(ENROLLMENT, "no model")
+    return {
+        "Population": f"{source}{many}",
+        "Rounds": f"{sizes.rounds:,} with {sizes.replies:,} replies"
+        if sizes.rounds
+        else "no ledger",
+        "Metric": f"{metric.name}, {metric.rounds} rounds" if metric else "none",
+        "Weights": settings.scheme,
+        "Enrollment by": enrollment,
+        "Participation by": "; ".join(f"{k}: {v}" for k, v in by.items()) or "no model",
+        "Missing values": settings.missing,
+    }
+
+
+def _formula(text: str) -> str:
+    return "every covariate" if text.strip() == "." else repr(text)
+
+
+def not_compared(before: Audit, after: Audit) -> dict[str, str]:
+    """Return the sections, or stages, that cannot be compared, with the reason of each.
+
+    They are ``balance``, ``rates``, ``metric`` and ``coefficients of`` a stage.
+    """
+    found = {
+        "balance": _balances_apart(before.balance, after.balance),
+        "rates": "" if before.rates and after.rates else _only("reply rates", before.rates),
+        "metric": _metrics_apart(before.metric, after.metric),
+    }
+    if not (before.rates or after.rates):
+        found["rates"] = ""
+    old, new = ({s.stage: s for s in audit.stages} for audit in (before, after))
+    for name in {**new, **old}:
+        found[f"coefficients of {name}"] = _stages_apart(name, old.get(name), new.get(name))
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def _only(what: str, before: object) -> str:
+    return f"{what.capitalize()} are known only {'before' if before else 'after'}."
+
+
+def _balances_apart(old: BalanceTable | None, new: BalanceTable | None) -> str:
+    if old is None or new is None:
+        return "" if old is new else _only("differences from the population", old)
+    if old.scale_from == new.scale_from:
+        return ""
+    return (
+        "Differences from the population are in standard deviations of the "
+        f"{old.scale_from} before and of the {new.scale_from} after: two units."
+    )
+
+
+def _metrics_apart(old: MetricPart | None, new: MetricPart | None) -> str:
+    if old is None or new is None:
+        return "" if old is new else _only("estimates of a metric", old)
+    same = old.name == new.name
+    return "" if same else f"The metric is {old.name} before and {new.name} after."
+
+
+def _stages_apart(name: str, old: StagePart | None, new: StagePart | None) -> str:
+    if old is None or new is None:
+        return _only(f"coefficients of {name}", old)
+    if old.kind is not new.kind:
+        return f"{name.capitalize()} is by {old.kind.value} before and by {new.kind.value} after."
+    if old.formula != new.formula:
+        return f"The formula of {name} is {old.formula!r} before and {new.formula!r} after."
+    return ""
+
+
+def changes(before: Audit, after: Audit) -> list[str]:
+    """Return what changed between two audits, a sentence each."""
+    out = []
+    for one in _compared_findings(before, after):
+        if one.comparable and one.changed and one.before and one.after:
+            out.append(f"{one.question} {one.before.answer} before, {one.after.answer} after.")
+    old, new = information(before), information(after)
+    out += [f"{k}: {old[k]} before, {new[k]} after." for k in old if old[k] != new[k]]
+    apart = not_compared(before, after)
+    if "balance" not in apart:
+        smds = [_smds(audit) for audit in (before, after)]
+        moved = {
+            key: (x, y)
+            for key, x in smds[0].items()
+            if x is not None and (y := smds[1].get(key)) is not None
+        }
+        if moved:
+            name, group = max(moved, key=lambda key: abs(moved[key][1] - moved[key][0]))
+            then, now = moved[name, group]
+            out.append(
+                f"The difference from the population that moved most is {name} of the group "
+                f"{group!r}: {then:.2f} before, {now:.2f} after."
+            )
+    if "metric" not in apart:
+        x, y = (_estimates(audit).get((EVERYONE, "hajek")) for audit in (before, after))
+        if x is not None and y is not None and after.metric is not None:
+            out.append(f"{after.metric.name} of everyone (Hájek): {x:.4g} before, {y:.4g} after.")
+    return out
+
 
 def compare_page(before: Audit, after: Audit) -> str:
-    """Return a page that sets two audits side by side."""
-    rates = paired_rates(before.rates, after.rates)
+    """Return a page that sets two audits side by side.
+
+    What cannot be compared is named with the reason, and left out.
+    """
+    apart = not_compared(before, after)
+    rates = {} if "rates" in apart else paired_rates(before.rates, after.rates)
+    stages = dict.fromkeys(stage.stage for stage in (*after.stages, *before.stages))
     return rendered(
         "compare.html",
         ("charts.js", "compare.js"),
@@ -99,10 +228,19 @@ def compare_page(before: Audit, after: Audit) -> str:
         after=after,
         sizes=_compared_sizes(before, after),
         findings=_compared_findings(before, after),
-        tables=_tables(before, after),
+        tables=_tables(before, after, apart),
         rates=list(rates),
-        stages=list(dict.fromkeys(stage.stage for stage in (*after.stages, *before.stages))),
+        stages=[(k, s) for k, s in enumerate(stages) if f"coefficients of {s}" not in apart],
+        knew=_knew(before, after),
+        changes=changes(before, after),
+        apart=list(apart.values()),
     )
+
+
+def _knew(before: Audit, after: Audit) -> SortTable:
+    old, new = information(before), information(after)
+    columns = [Column(head, "text") for head in ("Subject", "Before", "After")]
+    return table("What each audit knew", columns, ([k, old[k], new[k]] for k in old))
 
 
 def _compared_sizes(before: Audit, after: Audit) -> list[tuple[str, list[Change]]]:
@@ -140,9 +278,14 @@ def _compared_findings(before: Audit, after: Audit) -> list[FindingChange]:
     return [FindingChange(question=q, before=old.get(q), after=new.get(q)) for q in {**new, **old}]
 
 
-def _tables(before: Audit, after: Audit) -> dict[str, list[SortTable]]:
-    """Return the tables of each section; every one ends with the difference."""
+def _tables(before: Audit, after: Audit, apart: Mapping[str, str]) -> dict[str, list[SortTable]]:
+    """Return the tables of each section that can be compared; each ends with the difference."""
     both = (before, after)
+
+    def coefficients(audit: Audit) -> Keyed:
+        found = _coefficients(audit).items()
+        return {key: value for key, value in found if f"coefficients of {key[1]}" not in apart}
+
     sections = {
         "balance": _table(
             "Differences from the population (SMD)", ("Column", "Group"), "fixed", map(_smds, both)
@@ -153,11 +296,11 @@ def _tables(before: Audit, after: Audit) -> dict[str, list[SortTable]]:
             "Coefficients, on the scale of log odds",
             ("Coefficient", "Stage"),
             "number",
-            map(_coefficients, both),
+            map(coefficients, both),
         ),
         "metric": _table("Estimates", ("Group", "Estimator"), "number", map(_estimates, both)),
     }
-    return {name: [t] if t.rows else [] for name, t in sections.items()}
+    return {n: [t] if t.rows and n not in apart else [] for n, t in sections.items()}
 
 
 def _table(caption: str, heads: Sequence[str], kind: Kind, sides: Iterable[Keyed]) -> SortTable:

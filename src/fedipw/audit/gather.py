@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.audit.rates import clock_of, heat_parts
-from fedipw.audit.remarks import METRIC_UNUSED, NO_METRIC, Gathered, parted, remarks, unknowns
+from fedipw.audit.remarks import NO_METRIC, Gathered, remarks, unknowns
 from fedipw.audit.replay import LedgerFacts, round_lines
 from fedipw.audit.suppression import (
     coefficients_but,
@@ -30,15 +31,17 @@ from fedipw.audit.values import (
     EstimateLine,
     MetricPart,
     OverlapPart,
+    PopulationSource,
+    SilentGroup,
     Sizes,
     StagePart,
 )
-from fedipw.errors import InputError, SeparationError
+from fedipw.errors import InputError
 from fedipw.evaluation.balance import (
     ENROLLED_WEIGHTED,
-    PARTICIPANTS,
-    PARTICIPANTS_WEIGHTED,
     POPULATION,
+    RESPONDENTS,
+    RESPONDENTS_WEIGHTED,
     BalanceTable,
     Moments,
     partition_moments,
@@ -66,10 +69,10 @@ from fedipw.selection.saved import (
     block_prob,
 )
 from fedipw.tables.columns import AVAILABLE, ENROLLED
+from fedipw.tables.design import Missing
 from fedipw.tables.formula import term_of
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.partitions import Block, sum_over
-from fedipw.weighting.methods import method_named
 from fedipw.weighting.pipeline import Weighing
 from fedipw.weighting.replay import Observer, Plan, Progress, Record, Replay
 from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
@@ -77,7 +80,6 @@ from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 _Groups = Mapping[str, FloatArray | None]  # weights of the members in each, (n,); 0 outside
 MIN_CELL = 10
 MOST_EMPTY = 200  # cells with nobody enrolled that are listed
-PARTICIPATION_ONLY = "participation-only"
 ODDS_RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 _PACKAGES = ("fedipw", "numpy", "polars")
 _ROUNDING = 1e-12  # of the values, below which two means are the same
@@ -111,9 +113,9 @@ def audit_facts(
     sums and counts, one weight per reply and a few numbers per enrolled client are held in memory.
 
     Where clients join and leave, the model of enrollment, its overlap, its weights and the balance
-    of the enrolled are as of the last round. Where a subgroup of the population has nobody
-    enrolled, enrollment may have no model: the audit then says so, names the subgroup, and weighs
-    for participation alone.
+    of the enrolled are as of the last round. Where a model has no maximum, such as where nobody of
+    a subgroup is enrolled, it gets the penalty that ``soft`` would give it, whether that was asked
+    for or not, and the audit says so: it reports what weights without it refuse.
 
     Parameters
     ----------
@@ -131,6 +133,7 @@ def audit_facts(
     --------
     >>> from fedipw.selection.enrollment import enrollment_stage
     >>> from fedipw.tables.population import Population
+    >>> from fedipw.weighting.methods import method_named
     >>> rng = np.random.default_rng(1)
     >>> age = rng.normal(40.0, 10.0, 500)
     >>> devices = Population.of({"unit_id": np.arange(500), "age": age,
@@ -145,23 +148,14 @@ def audit_facts(
         check_method(stage, plan.method)
         if plan.models is not None:
             raise InputError("A metric needs participation fitted on its rounds, not saved models.")
-    job = _Job(stage, ledger, threshold, min_cell, title, observers, progress)
-    try:
-        return job.audit(plan, metric).visible()
-    except SeparationError as error:
-        if not plan.method.needs.probabilities:
-            raise
-        found = job.audit(replace(plan, method=method_named(PARTICIPATION_ONLY)), None)
-        note = (
-            f"Enrollment has no model: {parted(error)}. Weights here are {PARTICIPATION_ONLY}: "
-            "they make the replies stand for the enrolled, not for the population."
-        )
-        found = replace(found, notes=(note, *found.notes))
-        return (found if metric is None else _without_metric(found, metric, error)).visible()
+    asked = plan.settings.soft
+    soft = replace(plan, settings=replace(plan.settings, soft=True))
+    job = _Job(stage.softly(), ledger, threshold, min_cell, title, observers, progress, asked)
+    return job.audit(soft, metric).visible()
 
 
 class _Job(NamedTuple):
-    """What an audit is made of, whatever the method."""
+    """What an audit is made of."""
 
     stage: EnrollmentStage
     ledger: Ledger | None
@@ -170,6 +164,7 @@ class _Job(NamedTuple):
     title: str
     observers: Sequence[Observer]
     progress: Progress | None
+    soft: bool  # whether penalties were asked for
 
     def audit(self, plan: Plan, metric: MetricRequest | None) -> Audit:
         stage, ledger, min_cell = self.stage, self.ledger, self.min_cell
@@ -188,10 +183,7 @@ class _Job(NamedTuple):
         if metric is None or collector is None or replay is None:
             return audit
         assert replay.learner is not None
-        try:
-            logged = collector.sample(plan.method, replay.learner)
-        except SeparationError as error:
-            return _without_metric(audit, metric, error)
+        logged = collector.sample(plan.method, replay.learner)
         part = metric_part(
             logged, stage, plan.method.name, name=metric.name, plan=EvaluationPlan(by=metric.by),
             min_cell=min_cell,
@@ -199,7 +191,7 @@ class _Job(NamedTuple):
         return replace(
             audit,
             metric=part,
-            notes=(*audit.notes, *logged.notes(), *metric_notes(part, min_cell)),
+            notes=(*audit.notes, *_fresh(audit.notes, logged), *metric_notes(part, min_cell)),
             unknown=tuple(line for line in audit.unknown if line != NO_METRIC),
         )
 
@@ -210,9 +202,9 @@ class _Job(NamedTuple):
         own = np.ones(stage.members.size) if stage.own is None else stage.own
         groups = {
             ENROLLED: state.enrolled * own,
-            PARTICIPANTS: facts.reply_counts * own,
+            RESPONDENTS: facts.reply_counts * own,
             ENROLLED_WEIGHTED: weights,
-            PARTICIPANTS_WEIGHTED: facts.reply_weights,
+            RESPONDENTS_WEIGHTED: facts.reply_weights,
         }
         if stage.reference is not None:
             tables = _sample_facts(stage, stage.reference, groups, min_cell)
@@ -231,32 +223,48 @@ class _Job(NamedTuple):
         counted = facts.counted()
         audit = Audit(
             title=self.title,
-            settings=_settings(stage, self.ledger, plan, self.threshold, min_cell),
+            settings=self._settings(plan),
             sizes=_sizes(stage, facts),
             stages=(*([] if tables.stage is None else [tables.stage]), *steps),
             overlap=tables.overlap,
             balance=tables.balance,
             weights=tuple(part for part in made if part),
             rates=tuple(part for part in (t.part() for t in counted) if part.lines or part.hidden),
+            silent=tuple(_in_population(stage, facts.silent())),
             heat=() if facts.clock is None else heat_parts(counted, facts.clock[0]),
             rounds=round_lines(facts.rounds, recorded_reliance(self.ledger)),
             made_with={**{n: version(n) for n in _PACKAGES}, "python": platform.python_version()},
         )
         gathered = Gathered(
             stage=stage, plan=plan, record=record, facts=facts, state=state, audit=audit,
-            weighted=weights is not None, unlisted=tables.unlisted,
+            weighted=weights is not None, unlisted=tables.unlisted, soft=self.soft,
             hidden_coefficients=tables.hidden_coefficients + hidden,
         )  # fmt: skip
         return replace(audit, unknown=unknowns(gathered), notes=remarks(gathered))
 
+    def _settings(self, plan: Plan) -> AuditSettings:
+        asked, participation, fit = plan.formulas, "", ""
+        if self.ledger is not None:
+            participation = asked.reply + (" with history" if asked.history else "")
+            if AVAILABLE in self.ledger.schema and not plan.collapsed:
+                participation = f"available: {asked.availability}; replied: {participation}"
+            fit = plan.settings.window.value if plan.models is None else "saved"
+        return AuditSettings(
+            scheme=plan.method.name,
+            enrollment=self.stage.formula,
+            participation=participation,
+            participation_fit=fit,
+            missing=asked.missing.value,
+            soft=self.soft,
+            command=_command(self.stage, plan),
+            threshold=self.threshold,
+            min_cell=self.min_cell,
+        )
 
-def _without_metric(audit: Audit, metric: MetricRequest, error: SeparationError) -> Audit:
-    note = (
-        f"No estimate of {metric.name} on the population: {parted(error)}, so no weights "
-        "correct it. Merge or leave out those columns (--lump-below, --enrollment)."
-    )
-    unknown = tuple(METRIC_UNUSED if line == NO_METRIC else line for line in audit.unknown)
-    return replace(audit, notes=(*audit.notes, note), unknown=unknown)
+
+def _fresh(notes: Sequence[str], logged: LoggedSample) -> list[str]:
+    """Return what the metric's sample says beyond what was said."""
+    return [line for line in logged.notes() if not any(line in note for note in notes)]
 
 
 def _observer(
@@ -281,24 +289,40 @@ def _weighing(stage: EnrollmentStage, plan: Plan, facts: LedgerFacts) -> Weighin
     return plan.method.at(StagedEnrollment(stage, plan.method, examples=plan.examples).at(present))
 
 
-def _settings(
-    stage: EnrollmentStage, ledger: Ledger | None, plan: Plan, threshold: float, min_cell: int
-) -> AuditSettings:
-    participation, fit = "", ""
-    if ledger is not None:
-        asked = plan.formulas
-        participation = asked.reply + (" with history" if asked.history else "")
-        if AVAILABLE in ledger.schema and not plan.collapsed:
-            participation = f"available: {asked.availability}; replied: {participation}"
-        fit = plan.settings.window.value if plan.models is None else "saved"
-    return AuditSettings(
-        scheme=plan.method.name,
-        enrollment=stage.formula,
-        participation=participation,
-        participation_fit=fit,
-        threshold=threshold,
-        min_cell=min_cell,
+def _command(stage: EnrollmentStage, plan: Plan) -> str:
+    """Return the command that writes the weights, with files to fill in."""
+    given = {
+        PopulationSource.TABLE: "--population FILE",
+        PopulationSource.SAMPLE: "--enrolled FILE --reference FILE --reference-weight COLUMN",
+        PopulationSource.TOTALS: "--enrolled FILE --targets FILE",
+    }[_source(stage)] + ("" if stage.population.base is None else " --base COLUMN")
+    missing = plan.formulas.missing
+    policy = "" if missing is Missing.ERROR else f" --missing {missing.value}"
+    return (
+        f"fedipw weights {given} --rounds DIR --scheme {shlex.quote(plan.method.name)}{policy} "
+        "--out weights.parquet"
     )
+
+
+def _in_population(stage: EnrollmentStage, groups: Sequence[SilentGroup]) -> Iterator[SilentGroup]:
+    """Yield groups with their sizes in the population, where everybody is listed."""
+    names = [name for name in stage.members.covariates if stage.coded is not None]
+    cells = covariate_cells(stage, names) if groups and names else {}
+    known: dict[str, int] = {}
+    for column, cut in cells.items():
+        assert stage.coded is not None
+        if any(group.name.startswith(f"{column} ") for group in groups):
+            table = stage.coded.table
+            query = table.scan().group_by(cut.expression().alias("(cell)")).agg(pl.len())
+            known |= {cut.named(str(k)): int(v) for k, v in table.collect(query).iter_rows()}
+    for group in groups:
+        yield replace(group, population=known.get(group.name))
+
+
+def _source(stage: EnrollmentStage) -> PopulationSource:
+    if stage.population.lists_everyone:
+        return PopulationSource.TABLE
+    return PopulationSource.TOTALS if stage.reference is None else PopulationSource.SAMPLE
 
 
 def _sizes(stage: EnrollmentStage, facts: LedgerFacts) -> Sizes:
@@ -307,6 +331,8 @@ def _sizes(stage: EnrollmentStage, facts: LedgerFacts) -> Sizes:
     return Sizes(
         population=None if size is None else float(size),
         population_table=stage.population.lists_everyone,
+        population_source=_source(stage),
+        population_known=None if stage.size is None else float(stage.size),
         enrolled=stage.members.size,
         rounds=len(facts.rounds),
         rows=sum(one.rows for one in facts.rounds),
@@ -491,6 +517,7 @@ def _line(line: Estimate) -> EstimateLine:
         clients=line.clients,
         replies=line.replies,
         reason=line.reason,
+        warning=getattr(line, "warning", ""),
     )
 
 

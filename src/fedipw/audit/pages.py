@@ -14,11 +14,13 @@ from fedipw.audit.values import (
     OverlapPart,
     RatePart,
     RoundLine,
+    SilentGroup,
     StagePart,
     WeightPart,
 )
 from fedipw.evaluation.balance import BalanceLine, BalanceTable
 from fedipw.evaluation.estimators import EVERYONE
+from fedipw.numerics.checks import some
 
 _WEIGHED: Final = {"enrollment": "the enrolled", "replies": "the replies"}
 _QUANTILE_NAMES: Final = {"0": "Least", "0.5": "Median", "1": "Largest"}
@@ -59,7 +61,33 @@ def audit_page(audit: Audit) -> str:
         hidden=_hidden,
         weighed=weighed,
         weight_note=_weight_note,
+        stage_notes=_stage_notes(audit.stages),
+        warnings=_warnings(metric),
     )
+
+
+def _stage_notes(stages: Sequence[StagePart]) -> list[str]:
+    """Return what must be known to read the numbers of the stages, a sentence each."""
+    out = [f"{s.note[:1].upper()}{s.note[1:]}." for s in stages if s.note]
+    out += [
+        f"{s.stage.capitalize()} has a constant rate, not a model: nothing tells its clients apart."
+        for s in stages
+        if not s.is_model
+    ]
+    notes: dict[str, list[str]] = {}
+    for s in stages:
+        for note in s.coefficient_notes:
+            notes.setdefault(note, []).append(s.stage)
+    return out + [f"{' and '.join(who).capitalize()}: {note}" for note, who in notes.items()]
+
+
+def _warnings(metric: MetricPart | None) -> list[str]:
+    """Return why intervals of a metric may not hold, with the estimates that is so of."""
+    found: dict[str, list[str]] = {}
+    for line in () if metric is None else metric.estimates:
+        if line.warning:
+            found.setdefault(line.warning, []).append(f"{line.estimator} of {line.group}")
+    return [f"{some(who)}: {warning}" for warning, who in found.items()]
 
 
 def _having(parts: Sequence[Any], inside: str) -> list[tuple[int, Any]]:
@@ -68,7 +96,7 @@ def _having(parts: Sequence[Any], inside: str) -> list[tuple[int, Any]]:
 
 
 def _sections(audit: Audit) -> list[tuple[str, str]]:
-    replies = any(p.lines for p in audit.rates) or any(p.hours for p in audit.heat)
+    replies = any(p.lines for p in audit.rates) or any(p.hours for p in audit.heat) or audit.silent
     every = (
         ("summary", "Summary", audit.verdict or audit.unknown),
         ("numbers", "Key numbers", True),
@@ -144,6 +172,7 @@ def audit_tables(audit: Audit) -> dict[str, list[SortTable]]:
         "weights": _weights(audit.weights),
         "empty": _empty(audit.overlap),
         "stages": _stages(audit.stages),
+        "silent": _silent(audit.silent),
         "rates": _rates(audit.rates),
         "rounds": _rounds(audit.rounds),
         "metric": _metric(audit.metric),
@@ -225,8 +254,19 @@ def _empty(part: OverlapPart | None) -> Iterator[SortTable]:
         yield _fields(caption, columns, part.empty)
 
 
+def _silent(groups: Sequence[SilentGroup]) -> Iterator[SortTable]:
+    columns = {
+        "name": Column("Subgroup", "text"),
+        "clients": Column("Enrolled clients", "count"),
+        "rows": Column("Rows", "count"),
+        "population": Column("Clients in the population", "count"),
+    }
+    yield _fields("Enrolled subgroups in which nobody ever replied", columns, groups)
+
+
 _STAGE_COLUMNS: Final = {
     "stage": Column("Stage", "text"),
+    "kind": Column("By", "text"),
     "formula": Column("Formula", "text"),
     "rows": Column("Rows", "count"),
     "left_out": Column("Left out", "count", "rows without values"),
@@ -234,6 +274,16 @@ _STAGE_COLUMNS: Final = {
     "auc": Column("AUC", "fixed", "chance that a selected one has the higher probability"),
     "calibration_ratio": Column("Observed by expected", "fixed"),
     "expected_error": Column("Mean gap", "fixed", "between probability and share"),
+}
+_COEFFICIENT_COLUMNS: Final = {
+    "name": Column("Coefficient", "text"),
+    "stage": Column("Stage", "text"),
+    "value": Column("Value", "number", "on the scale of log odds"),
+    "standard_error": Column("Standard error"),
+    "odds_ratio": Column("Odds ratio"),
+    "low": Column("Low (95%)", "number", "of the odds ratio"),
+    "high": Column("High (95%)", "number", "of the odds ratio"),
+    "p_value": Column("p-value", "number", "of the coefficient being 0"),
 }
 _BIN_COLUMNS: Final = {
     "count": Column("Count", "count"),
@@ -244,17 +294,18 @@ _BIN_COLUMNS: Final = {
 
 
 def _stages(stages: Sequence[StagePart]) -> Iterator[SortTable]:
-    yield _fields("Fitted models of selection", _STAGE_COLUMNS, stages)
-    texts = ("Coefficient", "Stage")
-    numbers = ("Value", "Standard error", "Value by standard error")
+    columns = dict(_STAGE_COLUMNS)
+    if any(stage.rate_rounds for stage in stages):
+        columns["rate_rounds"] = Column("Rounds with a constant rate", "count", "not by a model")
+    yield _fields("Probabilities of selection", columns, stages)
+    keys = [key for key in _COEFFICIENT_COLUMNS if key not in {"name", "stage"}]
     rows = (
-        (c.name, s.stage, c.value, c.standard_error,
-         c.value / c.standard_error if c.standard_error else None)
+        (c.name, s.stage, *(getattr(c, key) for key in keys))
         for s in stages
         for c in s.coefficients
-    )  # fmt: skip
-    columns = [*(Column(x, "text") for x in texts), *(Column(x) for x in numbers)]
-    yield table("Coefficients, on the scale of log odds", columns, rows)
+    )
+    caption = "Coefficients, odds ratios with 95% intervals, p-values"
+    yield table(caption, [*_COEFFICIENT_COLUMNS.values()], rows)
     yield table(
         "Probabilities against what happened, in groups of similar probability",
         [Column("Stage", "text"), *_BIN_COLUMNS.values()],
@@ -317,6 +368,8 @@ def _metric(part: MetricPart | None) -> Iterator[SortTable]:
     }
     if any(e.reason for e in part.estimates):
         columns["reason"] = Column("Why there is no number", "text")
+    if any(e.warning for e in part.estimates):
+        columns["warning"] = Column("Warning", "text")
     yield _fields(f"Estimates of {part.name}", columns, part.estimates)
     bounds = {
         "odds_ratio": Column("Odds ratio"),

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 import polars as pl
 
-from fedipw.audit.values import HeatPart, RateLine, RatePart
+from fedipw.audit.values import HeatPart, RateLine, RatePart, SilentGroup
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.tables.cells import Cells
 from fedipw.tables.columns import OPENED_AT
@@ -32,6 +32,8 @@ class Levels:
     >>> coder.codes(pl.Series(["b", None, "a", "b"])).tolist(), coder.labels
     ([1, 2, 0, 1], ['a', 'b', '(missing)'])
     """
+
+    relation = "="
 
     def __init__(self) -> None:
         self.labels: list[str] = []
@@ -74,6 +76,8 @@ class Ranges:
     >>> coder.codes(pl.Series([10.0, 11.0, None, 30.0])).tolist(), coder.labels
     ([0, 1, 3, 2], ['(-inf, 10]', '(10, 20]', '(20, inf]', '(missing)'])
     """
+
+    relation = "in"
 
     def __init__(self, cells: Cells) -> None:
         self._edges = np.array(cells.edges)
@@ -123,6 +127,29 @@ class Tally:
     counts: dict[int, IntArray] = field(default_factory=dict)  # rows and replies, by hour
     many: set[int] = field(default_factory=set)  # levels of enough clients
     few: dict[int, set[int]] = field(default_factory=dict)  # clients of other levels
+
+    def _clients(self, level: int) -> int | None:
+        """Return how many members have a level, of a column that does not change."""
+        return None if self.fixed is None else int((self.fixed == level).sum())
+
+    def silent(self) -> list[SilentGroup]:
+        """Return the levels of enough clients of whom none ever replied.
+
+        Only of columns that do not change: of others a client has another level in another round.
+        """
+        if self.fixed is None or self.overflowing:
+            return []
+        rows, replies = self.totals()
+        return [
+            SilentGroup(
+                name=f"{self.column} {self.coder.relation} {self.coder.labels[k]}",
+                clients=int((self.fixed == k).sum()),
+                rows=int(rows[k]),
+                population=None,
+            )
+            for k in np.flatnonzero((rows >= self.min_cell) & (replies == 0)).tolist()
+            if k in self.many
+        ]
 
     @property
     def overflowing(self) -> bool:
@@ -174,6 +201,7 @@ class Tally:
                 rows=int(rows[k]),
                 replies=int(replies[k]),
                 rate=float(replies[k] / rows[k]),
+                clients=self._clients(k),
             )
             for k in self.shown()
         )

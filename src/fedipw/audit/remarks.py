@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,20 +11,20 @@ import numpy as np
 
 from fedipw.audit.replay import LedgerFacts
 from fedipw.audit.values import Audit
-from fedipw.errors import SeparationError
 from fedipw.numerics.checks import some
 from fedipw.selection.classifiers import ClassifierFit
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
-from fedipw.weighting.replay import Plan, Record
+from fedipw.selection.participation import Source
+from fedipw.tables.formula import term_of
+from fedipw.tables.targets import Targets
+from fedipw.weighting.replay import Plan, Record, note_sentence, rate_sentence
 from fedipw.weighting.weigher import EnrollmentState
 
+LISTED: Final = 40  # columns without a total that are named
 HIDDEN_DRIVERS: Final = (
     "Drivers of selection that are not observed: weights cannot correct for them. A sensitivity "
     "analysis estimates how strong they must be to change a conclusion."
-)
-METRIC_UNUSED: Final = (
-    "What selection does to the metric: it was given, and could not be weighted (see the notes)."
 )
 NO_METRIC: Final = "What selection does to a metric: no updates or outcomes of replies were given."
 
@@ -43,6 +42,7 @@ class Gathered:
     weighted: bool  # whether the enrolled have weights
     hidden_coefficients: int
     unlisted: int  # empty cells beyond those listed
+    soft: bool  # whether penalties were asked for
 
     @property
     def min_cell(self) -> int:
@@ -58,11 +58,8 @@ def remarks(found: Gathered) -> tuple[str, ...]:
 
 def _of_enrollment(found: Gathered) -> Iterator[str]:
     stage, inside = found.stage, int(found.state.enrolled_size)
-    if stage.coded is not None and stage.coded.left_out:
-        yield (
-            f"{stage.coded.left_out} clients of the population table are left out of enrollment "
-            "and balance: a value is missing or a level unknown."
-        )
+    if stage.narrowed:
+        yield stage.narrowed
     if stage.own is not None:
         yield (
             "Rows of the population count by their base weights. The check of the enrollment "
@@ -124,7 +121,8 @@ def _of_fits(found: Gathered) -> Iterator[str]:
     if not facts.rounds:
         return
     for name, count in facts.rates.items():
-        yield f"The step {name!r} was given a constant rate, not a model, in {_rounds(count)}."
+        if count:
+            yield rate_sentence(name, count)
     for name, count in facts.untold.items():
         if count:
             yield (
@@ -149,7 +147,14 @@ def _of_fits(found: Gathered) -> Iterator[str]:
         yield f"Participation is fitted on the last {_rounds(plan.settings.last)} before each."
     for note, count in found.record.notes.items():
         if not _unfitted(note):
-            yield f"{count} time(s): {_sentence(note)}"
+            yield note_sentence(note, count)
+    mended = [model.stage for model in found.record.participation.values() if model.note]
+    penalised = found.record.sources[Source.PENALISED.value]
+    if penalised and not mended and not found.soft:
+        yield (
+            f"In {_rounds(penalised)} the fit of participation has a penalty here, as under "
+            "--soft; without --soft those rounds are weighed by a constant rate."
+        )
 
 
 def _of_weights(found: Gathered) -> Iterator[str]:
@@ -206,16 +211,30 @@ def _of_totals(found: Gathered) -> Iterator[str]:
         "The overlap of enrollment: subgroups with nobody enrolled show only where "
         "they are among the targets."
     )
-    yield (
-        "The population in columns that are not among the targets "
-        f"({some(population.targets.names)})."
-    )
+    yield from _of_untargeted(found, population.targets)
     yield (
         "Whether, within a level or at the same value of the targets, the enrolled differ from the "
         "others."
     )
     if population.size is None:
         yield "The size of the population: it was not given."
+
+
+def _of_untargeted(found: Gathered, targets: Targets) -> Iterator[str]:
+    """Yield which columns of the enrolled have no total to be compared with."""
+    frame = found.stage.members.frame
+    terms = [term_of(name, frame.schema) for name in targets.names]
+    named = {factor.column for term in terms for factor in term.factors}
+    columns = [name for name in found.stage.members.covariates if name not in named]
+    if columns:
+        rest = f" and {len(columns) - LISTED} more" if len(columns) > LISTED else ""
+        yield (
+            f"How the population is in {', '.join(columns[:LISTED])}{rest}: no total is given of "
+            "them, so nothing says whether the enrolled differ there, and weights do not balance "
+            "them."
+        )
+    else:
+        yield "The population in columns that the table of the enrolled does not have."
 
 
 def _of_missing_parts(found: Gathered) -> Iterator[str]:
@@ -233,16 +252,6 @@ def _of_missing_parts(found: Gathered) -> Iterator[str]:
 def _unfitted(note: str) -> bool:
     """Return whether a note tells of a fit that failed, with levels that may be too small."""
     return note.startswith("no enrollment probabilities")
-
-
-def parted(error: SeparationError) -> str:
-    """Return what has no model and by which columns; their levels may be too small to name.
-
-    >>> parted(SeparationError(("os[web]", "os[web]:net[3g]", "age"), 90))
-    'the selected and the others are parted exactly by os, os:net, age'
-    """
-    names = dict.fromkeys(re.sub(r"\[.*?\](?=:|$)", "", name) for name in error.columns)
-    return f"the selected and the others are parted exactly by {some(names)}"
 
 
 def _rounds(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
@@ -12,7 +12,7 @@ import polars as pl
 
 from fedipw.audit.rates import Clock, Tally, coder_of
 from fedipw.audit.suppression import Coefficients, shown_coefficients, stage_part
-from fedipw.audit.values import RoundLine, StagePart
+from fedipw.audit.values import RoundLine, SilentGroup, StagePart
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.selection.participation import Source, StepRows
@@ -116,8 +116,7 @@ class LedgerFacts(Observer):
             self.reply_weights[found.replies.rows] += found.weights  # one reply a client
 
     def _take_step(self, step: StepRows) -> None:
-        if step.source not in {None, Source.MODEL}:
-            self.rates[step.name] += 1
+        self.rates[step.name] += step.source is not None and step.source.is_rate
         if step.source is None or (self.past and step.source is Source.ROUND_RATE):
             self.untold[step.name] += bool(len(step.prob))
             return
@@ -129,6 +128,11 @@ class LedgerFacts(Observer):
             found = calibration_sums(prob, passed, np.ones(len(prob)))
             before = self.sums.get(step.name)
             self.sums[step.name] = found if before is None else added(before, found)
+
+    def silent(self) -> tuple[SilentGroup, ...]:
+        """Return the groups of clients that never replied, the largest first."""
+        found = [group for tally in self.tallies for group in tally.silent()]
+        return tuple(sorted(found, key=lambda group: (-group.clients, group.name)))
 
     def counted(self) -> list[Tally]:
         """Return the columns with few enough levels to be shown."""
@@ -151,7 +155,8 @@ class LedgerFacts(Observer):
                 )
             hidden += shown.hidden
             groups, left_out = ("rows", self.labels[name]), self.unknown_rows[name]
-            parts.append(stage_part(name, formula, sums, groups, shown, left_out, min_cell))
+            part = stage_part(name, formula, sums, groups, shown, left_out, min_cell)
+            parts.append(replace(part, rate_rounds=self.rates[name]))
         return tuple(parts), hidden
 
 

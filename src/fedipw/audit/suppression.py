@@ -12,7 +12,7 @@ import polars as pl
 from scipy.special import expit
 
 from fedipw.audit.rates import Levels, Tally
-from fedipw.audit.values import Coefficient, Histogram, StagePart, WeightPart
+from fedipw.audit.values import FitKind, Histogram, StagePart, WeightPart
 from fedipw.evaluation.diagnostics import (
     FINE_BINS,
     ODDS_REACH,
@@ -24,6 +24,7 @@ from fedipw.evaluation.diagnostics import (
     calibration_from,
 )
 from fedipw.numerics import FloatArray, IntArray
+from fedipw.selection.coefficients import Coefficient, coefficient_notes, coefficients_of
 from fedipw.selection.logistic import LogisticFit
 from fedipw.selection.saved import StageModel
 from fedipw.tables.formula import MISSING, OTHER, Factor, Term
@@ -118,10 +119,13 @@ def _joined(group: Sequence[ReliabilityBin]) -> ReliabilityBin:
 
 
 class Coefficients(NamedTuple):
-    """Coefficients that can be shown, and how many cannot."""
+    """What a stage's probabilities are by, coefficients that can be shown, how many cannot."""
 
     shown: tuple[Coefficient, ...] = ()
     hidden: int = 0
+    kind: FitKind = FitKind.RATE
+    note: str = ""  # why the fit has a penalty
+    notes: tuple[str, ...] = ()  # how coefficients should be taken
 
 
 def stage_part(  # noqa: PLR0917
@@ -139,7 +143,10 @@ def stage_part(  # noqa: PLR0917
     apart = [one.count * abs(one.mean_prob - one.rate) for one in curve]
     return StagePart(
         stage=stage,
+        kind=coefficients.kind,
         formula=formula,
+        note=coefficients.note,
+        rate_rounds=0,
         rows=found.rows,
         rate=found.rate,
         auc=found.auc,
@@ -147,6 +154,7 @@ def stage_part(  # noqa: PLR0917
         calibration_ratio=found.ratio if np.isfinite(found.ratio) else None,
         reliability=curve,
         coefficients=coefficients.shown,
+        coefficient_notes=coefficients.notes,
         left_out=left_out,
         prob=prob_histogram(sums, groups, min_cell),
     )
@@ -230,18 +238,19 @@ def small_terms(
 def coefficients_but(model: StageModel, hidden: frozenset[str]) -> Coefficients:
     """Return a model's coefficients without the hidden ones.
 
-    Those left out of the fit are 0. A classifier has none.
+    Those left out of the fit are 0. A classifier has none. The intercept says nothing of a group.
     """
-    fit = model.fit
-    if not isinstance(fit, LogisticFit):
-        return Coefficients()
-    errors = fit.standard_errors[:-1].tolist()
-    shown = tuple(
-        Coefficient(name=name, value=value, standard_error=error if np.isfinite(error) else None)
-        for name, value, error in zip(fit.names, fit.coefficients.tolist(), errors, strict=True)
-        if name not in hidden
+    every = coefficients_of(model.fit)[:-1]
+    shown = tuple(one for one in every if one.name not in hidden)
+    return Coefficients(
+        shown, len(every) - len(shown), _kind(model), model.note, coefficient_notes(model)
     )
-    return Coefficients(shown, len(fit.names) - len(shown))
+
+
+def _kind(model: StageModel) -> FitKind:
+    if not isinstance(model.fit, LogisticFit):
+        return FitKind.CLASSIFIER
+    return FitKind.PENALISED if model.fit.l2 > 0.0 else FitKind.LOGISTIC
 
 
 def shown_coefficients(

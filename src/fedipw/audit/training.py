@@ -41,7 +41,7 @@ def advice(audit: Audit, means: Means) -> tuple[str, ...]:
     known = (
         "the whole population is known"
         if sizes.population_table
-        else "only totals of the population are known"
+        else f"the population is known by {sizes.population_source.value}"
     )
     best = f"Train with {method}: {known}, and its error was above FedAvg's in no draw where "
     out = [f"{best}selection matters."]

@@ -20,9 +20,10 @@ from fedipw.evaluation.balance import BalanceTable
 from fedipw.evaluation.diagnostics import ReliabilityBin
 from fedipw.evaluation.evaluate import Sensitivity
 from fedipw.numerics.checks import some, visible
+from fedipw.selection.coefficients import Coefficient
 from fedipw.selection.overlap import Cell
 
-FORMAT, VERSION = "fedipw-audit", 1
+FORMAT, VERSION = "fedipw-audit", 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,19 @@ class AuditSettings:
     enrollment: str  # formula, or the names of the targets
     participation: str
     participation_fit: str
+    missing: str  # what became of missing values: error, indicator or drop
+    soft: bool  # whether a penalty on fits that separate was asked for
+    command: str  # that writes the weights audited, with files to fill in
     threshold: float  # a probability counted as small
     min_cell: int  # subgroups with fewer clients, or rows, are not shown
+
+
+class PopulationSource(StrEnum):
+    """How the population is known beside the enrolled."""
+
+    TABLE = "table of all clients"
+    SAMPLE = "reference sample"
+    TOTALS = "totals alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,9 @@ class Sizes:
     """How many of each."""
 
     population: float | None  # N; none where only shares are known
-    population_table: bool  # whether every client of the population is known, or totals alone
+    population_table: bool  # whether every client of the population is known
+    population_source: PopulationSource
+    population_known: float | None  # clients with all values, whom weights stand for
     enrolled: int
     rounds: int
     rows: int  # of the ledger
@@ -59,21 +73,24 @@ class Histogram:
     log_scale: bool  # whether edges are in equal ratios
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficient:
-    """One coefficient of a stage's logistic model."""
+class FitKind(StrEnum):
+    """What the probabilities of a stage are by."""
 
-    name: str
-    value: float
-    standard_error: float | None
+    LOGISTIC = "logistic regression"
+    PENALISED = "penalised logistic regression"
+    CLASSIFIER = "classifier"
+    RATE = "constant rate"  # which is no model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """A fitted selection stage: enrollment, or a step of participation."""
+    """Probabilities of a selection stage: enrollment, or a step of participation."""
 
     stage: str  # enrollment, participation, availability, reply
-    formula: str
+    kind: FitKind  # as of the last round
+    formula: str  # asked for
+    note: str  # why the fit has a penalty nobody asked for
+    rate_rounds: int  # rounds that were given a constant rate, not a model
     rows: int
     rate: float  # share selected
     auc: float | None
@@ -81,8 +98,14 @@ class StagePart:
     calibration_ratio: float | None  # observed by expected (E18)
     reliability: tuple[ReliabilityBin, ...]
     coefficients: tuple[Coefficient, ...]
+    coefficient_notes: tuple[str, ...]  # how they should be taken
     left_out: int  # rows without values
     prob: Histogram  # of the probabilities: all rows, and those selected
+
+    @property
+    def is_model(self) -> bool:
+        """Whether probabilities depend on covariates."""
+        return self.kind is not FitKind.RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +146,7 @@ class RateLine:
     rows: int
     replies: int
     rate: float
+    clients: int | None = None  # enrolled, of a column that does not change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +156,16 @@ class RatePart:
     column: str
     lines: tuple[RateLine, ...]
     hidden: int  # levels of too few rows to be shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilentGroup:
+    """Enrolled clients of one level, or fifth, of whom none ever replied."""
+
+    name: str  # "os = web"
+    clients: int  # enrolled
+    rows: int  # of the ledger
+    population: int | None  # in the population, where that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +214,7 @@ class EstimateLine:
     clients: int
     replies: int
     reason: str  # why there is no number
+    warning: str = ""  # why the interval may not hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +260,25 @@ class Verdict:
 
     headline: str
     findings: tuple[Finding, ...]
+    uncorrected: tuple[str, ...]  # what weights cannot correct
     next_steps: tuple[str, ...]
     training: tuple[str, ...] = ()  # which method to train with, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardSection:
+    """One heading of a card and its sentences."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A summary in the manner of a model card, every sentence from the audit's own values."""
+
+    title: str
+    sections: tuple[CardSection, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,23 +295,25 @@ class Audit:
     balance: BalanceTable | None = None
     weights: tuple[WeightPart, ...] = ()
     rates: tuple[RatePart, ...] = ()
+    silent: tuple[SilentGroup, ...] = ()  # the largest first
     heat: tuple[HeatPart, ...] = ()
     rounds: tuple[RoundLine, ...] = ()
     metric: MetricPart | None = None
     unknown: tuple[str, ...] = ()  # what cannot be known from what was given
     notes: tuple[str, ...] = ()  # what was skipped, left out or replaced on the way
     verdict: Verdict | None = None
+    card: Card | None = None
     made_with: Mapping[str, str] = field(default_factory=dict)  # versions
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; numbers that are not finite are null."""
-        return {"format": FORMAT, "version": VERSION, **json.loads(_ADAPTER.dump_json(self))}
+        return {"format": FORMAT, "version": VERSION, **json.loads(ADAPTER.dump_json(self))}
 
     def visible(self) -> Audit:
         """Return the audit with characters written out that are not seen or turn others around."""
-        plain = json.loads(_ADAPTER.dump_json(self))
+        plain = json.loads(ADAPTER.dump_json(self))
         made = _visible(plain)
-        return self if made == plain else _ADAPTER.validate_json(json.dumps(made))
+        return self if made == plain else ADAPTER.validate_json(json.dumps(made))
 
     @classmethod
     def from_json(cls, text: str, what: str = "the audit") -> Audit:
@@ -280,13 +334,13 @@ class Audit:
         if absent:
             raise InputError(f"{name} lacks {', '.join(absent)}. Make it again.")
         try:
-            return _ADAPTER.validate_json(text)
+            return ADAPTER.validate_json(text)
         except ValidationError as error:
             places = dict.fromkeys(".".join(map(str, one["loc"])) for one in error.errors())
             raise InputError(f"{name} is damaged in {some(places)}. Make it again.") from None
 
 
-_ADAPTER: Final = TypeAdapter(Audit)
+ADAPTER: Final = TypeAdapter(Audit)
 
 
 def _visible(value: Any) -> Any:

@@ -9,13 +9,23 @@ from typing import Final
 
 from scipy.special import ndtri
 
-from fedipw.audit.remarks import METRIC_UNUSED
+from fedipw.audit.card import audit_card
 from fedipw.audit.training import RELIED, UNRELIED, Means, advice, mean_reliance
-from fedipw.audit.values import Audit, Finding, Level, MetricPart, StagePart, Verdict, WeightPart
+from fedipw.audit.values import (
+    Audit,
+    Finding,
+    Level,
+    MetricPart,
+    PopulationSource,
+    SilentGroup,
+    StagePart,
+    Verdict,
+    WeightPart,
+)
 from fedipw.evaluation.balance import (
     ENROLLED_WEIGHTED,
-    PARTICIPANTS,
-    PARTICIPANTS_WEIGHTED,
+    RESPONDENTS,
+    RESPONDENTS_WEIGHTED,
     BalanceLine,
     BalanceTable,
 )
@@ -24,6 +34,7 @@ from fedipw.selection.overlap import Cell
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ENROLLED
 from fedipw.weighting.methods import method_named
+from fedipw.weighting.pipeline import Probabilities
 
 SMD = 0.1  # standardised difference commonly called unbalanced
 CHANCE = 0.01  # of calling a fair sample biased, over all columns together
@@ -33,6 +44,7 @@ BELOW = 0.01  # share of the population with a small probability that is worth a
 LEFT_EMPTY = 1e-4  # chance of a fair enrollment to leave a cell empty, below which it is not chance
 HEAVY = 0.25  # share of the total weight in 1% of the weights
 DEFF = 5.0  # design effect that is worth a warning
+MOST_NAMED = 10  # groups that weights cannot correct, in the summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +69,10 @@ ENROLLMENT_BIAS: Final = Question("Do the enrolled differ from the population?",
 REPLY_BIAS: Final = Question("Do respondents differ from the enrolled?", _BIAS_RULE)
 CORRECTION: Final = Question(
     "Can weights correct it?",
-    f"Not fully if enrollment has no model, a subgroup has nobody enrolled that a "
-    f"fair enrollment would leave empty with a chance below {LEFT_EMPTY:g}, or a weighted "
-    f"difference stays above {SMD:g} and chance; with care if another subgroup is empty, more than "
+    f"Not fully if enrollment has no model, a model has no maximum without a penalty, a subgroup "
+    "has nobody enrolled, or nobody who ever replied, that a fair selection of clients would leave "
+    f"empty with a chance below {LEFT_EMPTY:g}, or a weighted difference stays above {SMD:g} and "
+    "chance; with care if another subgroup is empty or silent, more than "
     f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
     f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
     "negative.",
@@ -85,24 +98,27 @@ MODELS: Final = Question(
     "Do the models of selection hold?",
     f"Yes if the selected are within {OFF:.0%} of what each model expects, overall and over the "
     f"last quarter of the rounds, and the estimated population size within {OFF:.0%}, or within "
-    f"{ERRORS:g} standard errors where those are larger.",
+    f"{ERRORS:g} standard errors where those are larger; not quite if a model has no maximum "
+    "without a penalty. Only models are checked: in part where a stage has a constant rate or no "
+    "model, or there is no round to check it on.",
 )
 
 
 def judged(audit: Audit, means: Means | None = None) -> Audit:
-    """Return an audit with its verdict; ``means`` is what the federation can do."""
-    return replace(audit, verdict=verdict(audit, means))
+    """Return an audit with its verdict and its card; ``means`` is what the federation can do."""
+    made = replace(audit, verdict=verdict(audit, means))
+    return replace(made, card=audit_card(made))
 
 
 def verdict(audit: Audit, means: Means | None = None) -> Verdict:
     """Return answers to the questions an audit is made for, and what to do next."""
     enrollment, participation = _enrollment(audit), _participation(audit)
     correction, worth = _correction(audit), _worth(audit)
-    models = (_models(audit),) if audit.stages else ()
     return Verdict(
         headline=_headline(enrollment, participation, correction, worth),
-        findings=(enrollment, participation, correction, worth, *_updates(audit), *models),
-        next_steps=_next(audit),
+        findings=(enrollment, participation, correction, worth, *_updates(audit), _models(audit)),
+        uncorrected=tuple(_uncorrected(audit)),
+        next_steps=(*_use(audit, correction, worth), *_next(audit)),
         training=advice(audit, means or Means()),
     )
 
@@ -158,18 +174,18 @@ def _gap(audit: Audit, group: str) -> Gap | None:
     units = {
         ENROLLED: float(sizes.enrolled),
         ENROLLED_WEIGHTED: sizes.enrolled / _design_effect(audit, "enrollment"),
-        PARTICIPANTS: float(sizes.clients_replied),
-        PARTICIPANTS_WEIGHTED: sizes.clients_replied / _design_effect(audit, "replies"),
+        RESPONDENTS: float(sizes.clients_replied),
+        RESPONDENTS_WEIGHTED: sizes.clients_replied / _design_effect(audit, "replies"),
     }[group]
     if group == ENROLLED and sizes.population is not None:
         units /= max(1.0 - sizes.enrolled / sizes.population, 1e-9)
-    return gap_of(audit.balance, group, units, ENROLLED if group == PARTICIPANTS else None)
+    return gap_of(audit.balance, group, units, ENROLLED if group == RESPONDENTS else None)
 
 
 def _weighted_gap(audit: Audit) -> Gap | None:
     """Return the gap that weights leave: of the replies, or of the enrolled without replies."""
-    replies = audit.balance is not None and PARTICIPANTS_WEIGHTED in audit.balance.groups
-    return _gap(audit, PARTICIPANTS_WEIGHTED if replies else ENROLLED_WEIGHTED)
+    replies = audit.balance is not None and RESPONDENTS_WEIGHTED in audit.balance.groups
+    return _gap(audit, RESPONDENTS_WEIGHTED if replies else ENROLLED_WEIGHTED)
 
 
 def _design_effect(audit: Audit, name: str) -> float:
@@ -181,12 +197,12 @@ def _enrollment(audit: Audit) -> Finding:
     if gap is None:
         return ENROLLMENT_BIAS.answered("Unknown", Level.UNKNOWN, "No column is known of both.")
     auc = next((s.auc for s in audit.stages if s.stage == ENROLLMENT), None)
-    more = "" if auc is None else f" A model separates them with an AUC of {auc:.2f}."
+    more = "" if auc is None else f" A model tells them apart with an AUC of {auc:.2f}."
     return _difference(ENROLLMENT_BIAS, gap, "the enrolled and the population", more)
 
 
 def _participation(audit: Audit) -> Finding:
-    gap = _gap(audit, PARTICIPANTS)
+    gap = _gap(audit, RESPONDENTS)
     if gap is None:
         why = "No column is known of both." if audit.sizes.replies else "Nobody replied."
         why = why if audit.sizes.rounds else "No round is known."
@@ -217,8 +233,11 @@ def _correction(audit: Audit) -> Finding:
         return CORRECTION.answered("Unknown", Level.UNKNOWN, "No weight could be computed.")
     left = _weighted_gap(audit)
     done = "" if left is None else f"After weighting the largest difference is {left.size:.2f}. "
-    if not audit.sizes.population_table:
+    source = audit.sizes.population_source
+    if source is PopulationSource.TOTALS:
         done += "As far as the given totals show; what they leave out may still differ. "
+    if source is PopulationSource.SAMPLE:
+        done += "As far as the reference sample shows; what it leaves out may still differ. "
     if care:
         return CORRECTION.answered("With care", Level.WARN, done + " ".join(care))
     if audit.sizes.population_table:
@@ -248,14 +267,88 @@ def _empty(audit: Audit, *, by_chance: bool) -> list[Cell]:
     ]
 
 
+def _silent(audit: Audit, *, by_chance: bool) -> list[SilentGroup]:
+    """Return the groups that never replied: those a fair draw of clients could miss, or not."""
+    rate = audit.sizes.clients_replied / (audit.sizes.enrolled or math.inf)
+    return [
+        group
+        for group in audit.silent
+        if ((1.0 - rate) ** group.clients >= LEFT_EMPTY) == by_chance
+    ]
+
+
 def _named(cells: Sequence[Cell]) -> str:
     return some(f"{c.name} ({c.population:,} clients)" for c in cells)
 
 
+def _quiet(groups: Sequence[SilentGroup]) -> str:
+    return some(f"{g.name} ({g.clients:,} enrolled clients)" for g in groups)
+
+
+def _uncorrected(audit: Audit) -> Iterator[str]:
+    """Yield what weights cannot correct, a sentence each."""
+    for group in audit.silent[:MOST_NAMED]:
+        chance = ", which may be chance" if group in _silent(audit, by_chance=True) else ""
+        size = "" if group.population is None else f", {group.population:,} in the population"
+        yield (
+            f"{group.name}: none of {group.clients:,} enrolled clients ({group.rows:,} rows{size}) "
+            f"ever replied{chance}. No reply can be weighted to stand for them."
+        )
+    cells = () if audit.overlap is None else audit.overlap.empty
+    for cell in cells[:MOST_NAMED]:
+        chance = ", which may be chance" if cell in _empty(audit, by_chance=True) else ""
+        yield (
+            f"{cell.name}: none of {cell.population:,} clients of the population is enrolled"
+            f"{chance}. No weight can stand for them."
+        )
+    more = max(0, len(audit.silent) - MOST_NAMED) + max(0, len(cells) - MOST_NAMED)
+    if more:
+        yield f"{more:,} more such groups are listed below."
+    left = _left_out(audit)
+    if left:
+        yield (
+            f"{left:,.0f} clients with a missing value or an unknown level: they are left out of "
+            "the target population."
+        )
+
+
+def _left_out(audit: Audit) -> float:
+    sizes = audit.sizes
+    if sizes.population is None or sizes.population_known is None:
+        return 0.0
+    return max(0.0, sizes.population - sizes.population_known)
+
+
+def _refused(audit: Audit) -> list[str]:
+    """Return the stages for whose models weights end in an error, without a penalty."""
+    method = method_named(audit.settings.scheme)
+    fitted = method.base.probabilities in {Probabilities.FITTED, Probabilities.COLLAPSED}
+    needed = {s.stage: method.needs.probabilities if s.stage == ENROLLMENT else fitted
+              for s in audit.stages}  # fmt: skip
+    return [s.stage for s in audit.stages if s.note and needed[s.stage]]
+
+
+def _mended(audit: Audit) -> list[str]:
+    """Return what is said of models that have no maximum without a penalty."""
+    out = [f"{s.note[:1].upper()}{s.note[1:]}." for s in audit.stages if s.note]
+    if _refused(audit) and not audit.settings.soft:
+        out.append("Without --soft, fedipw weights and fedipw evaluate end in an error here.")
+    return out
+
+
 def _obstacles(audit: Audit) -> list[str]:
     out, empty, gap = [], _empty(audit, by_chance=False), _weighted_gap(audit)
+    silent = _silent(audit, by_chance=False)
     if empty:
         out.append(f"Nobody is enrolled in {_named(empty)}: no weight can stand for them.")
+    if silent:
+        out.append(f"Nobody ever replied of {_quiet(silent)}: no weight can stand for them.")
+    penalised = [stage.stage for stage in audit.stages if stage.note]
+    if penalised:
+        out.append(
+            f"The model of {' and '.join(penalised)} has no maximum without a penalty, and no "
+            "weight stands for clients that can never be selected."
+        )
     if _without_model(audit):
         out.append("Enrollment has no model, so weights do not correct for it.")
     if gap is not None and gap.above:
@@ -269,6 +362,9 @@ def _cautions(audit: Audit) -> list[str]:
         out.append(f"Nobody is enrolled in {_named(empty)}, which may be chance.")
         if not _without_model(audit):
             out.append("For them weights rest on a model fitted elsewhere.")
+    silent = _silent(audit, by_chance=True)
+    if silent:
+        out.append(f"Nobody ever replied of {_quiet(silent)}, which may be chance.")
     below = None if audit.overlap is None else audit.overlap.share_below
     if audit.overlap is not None and below is not None and below > BELOW:
         out.append(
@@ -299,7 +395,7 @@ def _worth(audit: Audit) -> Finding:
     if even is None:
         text = "There are no weights of replies to judge."
         return WORTH_EXPECTED.answered("Unknown", Level.UNKNOWN, text)
-    if not any(gap and gap.above for gap in (_gap(audit, ENROLLED), _gap(audit, PARTICIPANTS))):
+    if not any(gap and gap.above for gap in (_gap(audit, ENROLLED), _gap(audit, RESPONDENTS))):
         text = "There is no difference beyond chance for weights to remove: weighting does not "
         text += "help on these columns and adds variance."
         return WORTH_EXPECTED.answered("No", Level.GOOD, text)
@@ -339,8 +435,8 @@ def break_even(audit: Audit) -> float | None:
     infinite where weighting removes no difference; none without weights of replies.
     """
     part = next((w for w in audit.weights if w.name == "replies"), None)
-    before = gap_of(audit.balance, PARTICIPANTS, math.inf)
-    after = gap_of(audit.balance, PARTICIPANTS_WEIGHTED, math.inf)
+    before = gap_of(audit.balance, RESPONDENTS, math.inf)
+    after = gap_of(audit.balance, RESPONDENTS_WEIGHTED, math.inf)
     if part is None or before is None or not audit.sizes.clients_replied:
         return None
     removed = before.size**2 - (0.0 if after is None else after.size**2)
@@ -414,13 +510,53 @@ def _updates(audit: Audit) -> Iterator[Finding]:
 
 
 def _models(audit: Audit) -> Finding:
-    faults = [*_enrollment_faults(audit), *_participation_faults(audit)]
-    if faults:
+    faults, open_ = [*_enrollment_faults(audit), *_participation_faults(audit)], _unchecked(audit)
+    mended = _mended(audit)
+    if faults or mended:
         text = some(faults)
-        return MODELS.answered("Not quite", Level.WARN, f"{text[0].upper()}{text[1:]}.")
-    worst = max(s.expected_error for s in audit.stages)
-    text = f"Observed rates follow fitted probabilities; the mean gap is {worst:.3f} at most."
+        off = [f"{text[0].upper()}{text[1:]}."] if faults else []
+        return MODELS.answered("Not quite", Level.WARN, " ".join([*off, *mended, *open_]))
+    models = [s for s in audit.stages if s.is_model]
+    if not models:
+        return MODELS.answered("Not checked", Level.UNKNOWN, " ".join(open_))
+    worst = max(s.expected_error for s in models)
+    text = (
+        f"Observed rates of {' and '.join(s.stage for s in models)} follow fitted probabilities; "
+        f"the mean gap is {worst:.3f} at most."
+    )
+    if open_:
+        return MODELS.answered("In part", Level.UNKNOWN, " ".join([text, *open_]))
     return MODELS.answered("Yes", Level.GOOD, text)
+
+
+_NO_CHECK: Final = {
+    PopulationSource.TABLE: "Enrollment has no model to check.",
+    PopulationSource.SAMPLE: "The model of enrollment, by a reference sample, was not checked.",
+    PopulationSource.TOTALS: (
+        "Enrollment has no model to check: only totals of the population are known."
+    ),
+}
+
+
+def _unchecked(audit: Audit) -> list[str]:
+    """Return what of selection no model was checked for, a sentence each."""
+    out, names = [], {s.stage for s in audit.stages}
+    if ENROLLMENT not in names:
+        out.append(_NO_CHECK[audit.sizes.population_source])
+    if not names - {ENROLLMENT}:
+        why = "no round was given a probability before it closed"
+        why = why if audit.sizes.rounds else "no ledger of rounds was given"
+        out.append(f"Participation was not checked: {why}.")
+    for stage in audit.stages:
+        name = stage.stage.capitalize()
+        if not stage.is_model:
+            out.append(f"{name} was given a constant rate, not a model: there is none to check.")
+        elif 2 * stage.rate_rounds >= audit.sizes.rounds > 0 and stage.rate_rounds:
+            out.append(
+                f"{name} was given a constant rate, not a model, in {stage.rate_rounds} of "
+                f"{audit.sizes.rounds} rounds."
+            )
+    return out
 
 
 # The headline, and what to do next.
@@ -456,8 +592,29 @@ def _unbiased(correction: Finding, worth: Finding, answers: set[str]) -> str:
     return "Respondents look like the population: weighting is not needed on these columns."
 
 
+def _use(audit: Audit, correction: Finding, worth: Finding) -> Iterator[str]:
+    """Say how to use the weights, where there are any and they help."""
+    weighed = any(part.name == "replies" for part in audit.weights)
+    if not weighed or worth.answer == "No" or correction.answer == "Unknown":
+        return
+    soft = " --soft" if _refused(audit) else ""
+    start = "Use the weights"
+    if correction.answer == "Not fully":
+        start += ", for those they can stand for"
+    files = {
+        PopulationSource.TABLE: "population=FILE",
+        PopulationSource.TOTALS: "enrolled=FILE, targets=FILE",
+    }.get(audit.sizes.population_source)
+    flower = f" In Flower: FedIPW(strategy, {files}, ledger=DIR), which weighs every round."
+    yield (
+        f"{start}: {audit.settings.command}{soft}, with the other options of this audit, writes "
+        "one weight per reply; average metrics or updates of the replies with them."
+        f"{flower if files else ''}"
+    )
+
+
 def _next(audit: Audit) -> tuple[str, ...]:
-    out = [*_next_for_enrollment(audit)]
+    out = [*_next_for_groups(audit), *_next_for_enrollment(audit)]
     if any(p.top_share > HEAVY or p.design_effect > DEFF for p in audit.weights):
         out.append(
             "Prefer Hájek or calibrated forms, which heavy weights disturb less; trim only where "
@@ -470,7 +627,7 @@ def _next(audit: Audit) -> tuple[str, ...]:
     if not audit.sizes.rounds:
         out.append("Keep a ledger of rounds: without it participation cannot be corrected.")
     metric = audit.metric
-    if metric is None and METRIC_UNUSED not in audit.unknown:
+    if metric is None:
         out.append("Give the clients' metric (--metrics) to see how much selection matters for it.")
     elif metric and metric.gain is not None and _worth_measured(metric).answer == "No":
         out.append("For this metric report the plain mean beside the weighted one.")
@@ -478,12 +635,29 @@ def _next(audit: Audit) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _next_for_enrollment(audit: Audit) -> Iterator[str]:
+def _next_for_groups(audit: Audit) -> Iterator[str]:
     if audit.overlap is not None and audit.overlap.empty:
         yield (
             f"Enroll clients where there are none ({some(c.name for c in audit.overlap.empty)}), "
-            "or say that the model is not for them."
+            "merge such a level with one that has some (--lump-below), or say that the model is "
+            "not for them."
         )
+    if audit.silent:
+        yield (
+            f"Invite or recruit clients where none ever replied "
+            f"({some(group.name for group in audit.silent)}) until some do, merge such a level "
+            "with one that replies (--lump-below), or say that the model is not for them."
+        )
+    refused = _refused(audit)
+    if refused:
+        yield (
+            f"Merge or leave out the columns that separate in the model of {' and '.join(refused)} "
+            "(--lump-below, or its formula), or pass --soft to weigh by the penalised fit shown "
+            "here."
+        )
+
+
+def _next_for_enrollment(audit: Audit) -> Iterator[str]:
     left, enrolled = _weighted_gap(audit), _gap(audit, ENROLLED_WEIGHTED)
     still = left is not None and bool(left.above)
     method = method_named(audit.settings.scheme)
@@ -491,11 +665,13 @@ def _next_for_enrollment(audit: Audit) -> Iterator[str]:
     whole = method.uses_enrollment or bool(needs.balance) or needs.everyone
     if _without_model(audit):
         yield (
-            "Merge or leave out the columns that part the enrolled from the rest (--lump-below, "
-            "--enrollment), so that enrollment has a model."
+            "Name fewer columns in the enrollment formula (--enrollment), or merge levels "
+            "(--lump-below), so that enrollment has a model."
         )
     elif still and not whole:
         yield "Use a scheme that corrects for enrollment: fedipw, or a calibrated one with totals."
+    elif any(stage.note for stage in audit.stages):
+        return  # first the groups and columns that separate
     elif (enrolled is not None and enrolled.above) or _enrollment_faults(audit):
         yield (
             "Add squares or products to the enrollment formula, or use calibrated weights "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,14 @@ from fedipw.errors import InputError
 if TYPE_CHECKING:
     from fedipw.api import Report
     from fedipw.audit.values import Audit
+
+
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        from fedipw.audit.schema import audit_schema
+
+        typer.echo(json.dumps(audit_schema(), indent=1))
+        raise typer.Exit
 
 
 def audit(
@@ -66,6 +75,18 @@ def audit(
     as_json: Annotated[
         Path | None, Option("--json", help="File for the same numbers as JSON.")
     ] = None,
+    card: Annotated[
+        Path | None, Option(help="File for a summary like a model card, in Markdown.")
+    ] = None,
+    schema: Annotated[
+        bool,
+        Option(
+            "--schema",
+            help="Print the JSON schema of audits.",
+            callback=_print_schema,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
@@ -86,12 +107,14 @@ def audit(
     from fedipw.tables.ledger import Ledger
     from fedipw.weighting.replay import Record
 
-    for path in (out, *([] if as_json is None else [as_json])):
+    del schema
+    written = {path.resolve(): path for path in (out, as_json, card) if path is not None}
+    for path in written.values():
         check_place(path)
         check_inputs_kept(path, rounds, *given.paths, metrics, *(compare or ()))
-    if as_json is not None and as_json.resolve() == out.resolve():
-        raise InputError(f"{out} cannot be both the page and the JSON file.")
-    claim(out, as_json)
+    if len(written) < 1 + (as_json is not None) + (card is not None):
+        raise InputError(f"{out}: the page, the JSON file and the card need a file each.")
+    claim(out, as_json, card)
     if training:
         _write_training(ctx, out, rounds, title)
         return
@@ -120,18 +143,21 @@ def audit(
             stage, ledger, plan, threshold=threshold, min_cell=min_cell, title=title,
             metric=metric, observers=[record], progress=step,
         )  # fmt: skip
-    least = _smallest_enrollment(found, plan.method.name)
+    least = _smallest_enrollment(found)
     check_strict(strict, least, record.smallest_participation)
     means = Means(memory=memory, invitations=invitations)
-    _write(Report(judged(found, means)), out, as_json)
+    _write(Report(judged(found, means)), out, as_json, card)
 
 
-def _smallest_enrollment(found: Audit, asked: str) -> float | None:
+def _smallest_enrollment(found: Audit) -> float | None:
     """Return the smallest probability; 0 where nobody of a subgroup is enrolled."""
+    from fedipw.selection.saved import ENROLLMENT
+
     if found.overlap is None:
         return None
-    parted = found.settings.scheme != asked  # probabilities of enrollment run to 0
-    if found.overlap.empty or found.overlap.empty_small or parted:
+    # without its penalty, a model that separates has probabilities that run to 0
+    separated = any(part.note for part in found.stages if part.stage == ENROLLMENT)
+    if found.overlap.empty or found.overlap.empty_small or separated:
         return 0.0
     return found.overlap.smallest_prob
 
@@ -167,18 +193,22 @@ def _check_alone(ctx: typer.Context, taken: Collection[str], why: str) -> None:
         raise InputError(f"{why}, and nothing else but --out: leave out {some(more)}.")
 
 
-def _write(report: Report, out: Path, as_json: Path | None) -> None:
-    report.save(out, as_json)
+def _write(report: Report, out: Path, as_json: Path | None, card: Path | None) -> None:
+    report.save(out, as_json, card)
     found = report.audit
     assert found.verdict is not None
     say(found.verdict.headline)
     for finding in found.verdict.findings:
         say(f"{finding.question} {finding.answer}. {finding.text}")
+    for line in found.verdict.uncorrected:
+        say(f"Not corrected: {line}")
     for line in found.unknown:
         say(f"Unknown: {line}")
+    for line in found.verdict.next_steps:
+        say(f"Next: {line}")
     for line in found.verdict.training:
         say(line)
-    say(f"Wrote {out}" if as_json is None else f"Wrote {out} and {as_json}")
+    say(f"Wrote {' and '.join(str(path) for path in (out, as_json, card) if path is not None)}")
 
 
 def _earlier(path: Path) -> Audit:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
@@ -33,8 +34,10 @@ from fedipw.errors import InputError
 
 if TYPE_CHECKING:
     from fedipw.selection.overlap import Overlap
-    from fedipw.selection.saved import StageModel
     from fedipw.weighting.replay import Record
+
+
+_SMALL_P = 1e-4  # below which a p-value is shown as smaller than it
 
 
 def weights(
@@ -45,6 +48,10 @@ def weights(
     threshold: Threshold = 0.01,
     strict: Strict = None,
     save_models: Annotated[Path | None, Option(help="Directory for the fitted models.")] = None,
+    models_table: Annotated[
+        bool,
+        Option("--models-table", help="Show coefficients: odds ratios, 95% intervals, p-values."),
+    ] = False,
     scheduler: Scheduler = None,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -84,10 +91,19 @@ def weights(
             record = replay.record
             found = stage.overlap(record.enrollment, threshold)
             least = None if found is None else found.smallest[0]
+            if record.enrollment is not None and record.enrollment.note:
+                least = 0.0  # without its penalty
             check_strict(strict, least, record.smallest_participation)
             if save_models is not None:
                 _save(save_models, record)
-    _report(record, found, plan.method.name, out, as_json=as_json)
+    summary = _summary(record, found, plan.method.name, out, models_table=models_table)
+    if as_json:
+        typer.echo(json.dumps(summary, allow_nan=False))
+        return
+    _report(record, found, summary)
+    if models_table:
+        _show_models(record)
+    say(f"Wrote {out}")
 
 
 @contextmanager
@@ -115,34 +131,65 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
         write_table(pl.scan_parquet(made, glob=False), out)
 
 
-def _models(record: Record) -> dict[str, StageModel]:
-    from fedipw.selection.saved import ENROLLMENT
-
-    found = dict(record.participation)
-    return found if record.enrollment is None else {ENROLLMENT: record.enrollment, **found}
-
-
 def _save(directory: Path, record: Record) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory} cannot be made: {error.strerror}.") from error
-    for name, model in _models(record).items():
+    for name, model in record.models().items():
         model.save(directory / f"{name}.json")
 
 
-def _report(
-    record: Record, found: Overlap | None, method: str, out: Path, *, as_json: bool
-) -> None:
-    summary = {"out": str(out), "method": method, **record.to_json()}
-    summary["overlap"] = None if found is None else found.to_json()
-    summary["models"] = {
-        name: {"formula": m.design.formula, "left_out": m.left_out, "dropped": m.dropped}
-        for name, m in _models(record).items()
-    }
-    if as_json:
-        typer.echo(json.dumps(summary, allow_nan=False))
-        return
+def _summary(
+    record: Record, found: Overlap | None, method: str, out: Path, *, models_table: bool
+) -> dict[str, Any]:
+    from fedipw.selection.coefficients import coefficient_notes
+
+    table = record.models_table() if models_table else None
+    models: dict[str, Any] = {}
+    for name, model in record.models().items():
+        models[name] = {
+            "formula": model.design.formula, "left_out": model.left_out, "dropped": model.dropped,
+            "note": model.note,
+        }  # fmt: skip
+        if table is not None:
+            rows = table.filter(stage=name).drop("stage")
+            models[name]["coefficients"] = rows.to_dicts()
+            models[name]["coefficient_notes"] = list(coefficient_notes(model))
+    overlap = None if found is None else found.to_json()
+    return {
+        "out": str(out), "method": method, **record.to_json(), "overlap": overlap, "models": models,
+    }  # fmt: skip
+
+
+def _show_models(record: Record) -> None:
+    """Print the coefficients of the models, with how they should be taken."""
+    from fedipw.selection.coefficients import coefficient_notes
+
+    rows = record.models_table()
+    for stage, model in record.models().items():
+        title = f"Model of {stage}: odds ratios (OR) with 95% intervals"
+        table = Table(title=title, title_justify="left")
+        table.add_column("term", overflow="fold")
+        for head in ("coef", "se", "OR", "low", "high", "p"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for name, *numbers, p in rows.filter(stage=stage).drop("stage").iter_rows():
+            small = p is not None and p < _SMALL_P
+            table.add_row(escape(name), *map(_short, numbers), "<0.0001" if small else _short(p))
+        if table.row_count:
+            _out.print(table)
+        for note in coefficient_notes(model):
+            say(f"{stage.capitalize()}: {note}")
+    if not record.participation:
+        say("Participation: a constant rate, not a model, so there are no coefficients.")
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _report(record: Record, found: Overlap | None, summary: dict[str, Any]) -> None:
+    method = summary["method"]
     table = Table("participation from", "rounds")
     for source, count in record.sources.items():
         table.add_row(source, str(count))
@@ -156,6 +203,8 @@ def _report(
         f"Smallest participation probability {_shown(summary['smallest_participation_prob'])}; "
         f"{record.refits} participation fits, {record.passes} passes over their rounds."
     )
+    if record.population:
+        say(record.population)
     for line in () if found is None else found.lines():
         say(line)
     if summary["enrolled_effective"] is not None:
@@ -173,15 +222,17 @@ def _report(
         say(f"... and {len(record.skipped) - 5} more rounds skipped.")
     for line in _remarks(record, method):
         say(line)
-    say(f"Wrote {out}")
 
 
 def _remarks(record: Record, method: str) -> Iterator[str]:
     """Yield what there is to know of the weights besides."""
     from fedipw.weighting.methods import method_named
+    from fedipw.weighting.replay import note_sentence, rate_sentence
 
     for note, count in record.notes.items():
-        yield f"{count} time(s): {note.removesuffix('.')}."
+        yield note_sentence(note, count)
+    if record.rate_rounds:
+        yield rate_sentence("participation", record.rate_rounds)
     if record.few_effective:
         yield (
             f"Warning: in {record.few_effective} rounds few replies carry the weight (they count "

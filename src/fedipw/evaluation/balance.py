@@ -18,9 +18,9 @@ from fedipw.tables.partitions import Block, Frame, Partitions, sum_over
 from fedipw.tables.targets import Targets
 
 POPULATION: Final = "population"
-PARTICIPANTS: Final = "participants"
+RESPONDENTS: Final = "respondents"
 ENROLLED_WEIGHTED: Final = "enrolled weighted"
-PARTICIPANTS_WEIGHTED: Final = "participants weighted"
+RESPONDENTS_WEIGHTED: Final = "respondents weighted"
 _TINY = 1e-12  # what rounding leaves of a deviation or a share that is 0
 
 

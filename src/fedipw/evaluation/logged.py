@@ -360,13 +360,18 @@ class MetricCollector(Observer):
             )
         client = np.concatenate([found.members for found in rounds])
         pooled = method.calibration.pools_respondents
-        models = {} if pooled else learner.pooled(certain=True)
         invited, regression = np.concatenate([found.invite_prob for found in rounds]), None
         if pooled:
             phase, inside, invited = _respondents(self._stage, method, rounds)
-        else:
+            models = {}
+        else:  # enrollment first, as weights are made: of two failures it is the one to be told
             phase, inside, regression = _enrollment(self._stage, method)
-        notes = list(self._stage.notes)
+            models = learner.pooled(certain=True)
+        fits = [model.note for model in models.values() if model.note]
+        notes = [
+            *filter(None, [self._stage.narrowed]), *self._stage.notes,
+            *(f"{note[:1].upper()}{note[1:]}." for note in fits),
+        ]  # fmt: skip
         if regression is None and not pooled:
             notes.append("No GREG mean: the population means that it needs are estimates.")
         n = int(inside.sum())

@@ -40,6 +40,24 @@ if TYPE_CHECKING:
 PENALTY = 1.0  # l2 of a fit that would separate without one
 
 
+def penalty_note(stage: str, error: SeparationError | NotConvergedError) -> str:
+    """Return what is said of a stage whose fit got a penalty, the same wherever it is said.
+
+    >>> penalty_note("enrollment", SeparationError(("os[web]",), 90))[:60]
+    'enrollment by a fit with a penalty of 1: os separate(s) sele'
+    """
+    return f"{stage} by a fit with a penalty of {PENALTY:g}: {error.reason}"
+
+
+def rate_note(stage: str, error: SeparationError | NotConvergedError) -> str:
+    """Return what is said of a stage whose fit gave way to one rate for all.
+
+    >>> rate_note("participation", SeparationError(("os[web]",), 90))[:60]
+    'participation by a constant rate, not by a model: os separat'
+    """
+    return f"{stage} by a constant rate, not by a model: {error.reason}"
+
+
 class PropensityModel(ClassifierMixin, BaseEstimator):
     """P(selected | x) from any probabilistic classifier.
 

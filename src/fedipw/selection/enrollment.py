@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
@@ -24,7 +25,7 @@ from fedipw.errors import FedIPWError, InputError, NotConvergedError, Separation
 from fedipw.numerics.checks import check_finite, check_probability, check_rows, some
 from fedipw.numerics.logistic import logistic_sums
 from fedipw.numerics.newton import Sums, newton_minimum
-from fedipw.selection.classifiers import PENALTY, Newton
+from fedipw.selection.classifiers import PENALTY, Newton, penalty_note
 from fedipw.selection.coded import CodedTable, Progress, TableSettings, known_before_enrollment
 from fedipw.selection.logistic import LogisticFit
 from fedipw.selection.overlap import Overlap, overlap
@@ -146,6 +147,15 @@ class EnrollmentStage(ABC):
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return balance columns, ``main``, or ``rich`` or ``wide`` as the enrolled allow."""
 
+    def softly(self) -> EnrollmentStage:
+        """Return the stage with a penalty on fits that have no maximum, instead of an error."""
+        return self
+
+    @property
+    def narrowed(self) -> str:
+        """What is said where clients are left out for missing values; empty if none is."""
+        return ""
+
     def state(self) -> dict[str, Any]:
         """Return what the next fit starts from, where clients join and leave."""
         return {}
@@ -261,7 +271,7 @@ class TableEnrollment(EnrollmentStage):
             "however many clients it stands for."
         )
         made = [base] if self.population.base is not None else []
-        return (*made, *([f"{self._note[:1].upper()}{self._note[1:]}"] if self._note else []))
+        return (*made, *([f"{self._note[:1].upper()}{self._note[1:]}."] if self._note else []))
 
     @property
     def size(self) -> float:
@@ -291,6 +301,20 @@ class TableEnrollment(EnrollmentStage):
             raise InputError(
                 f"{needs.method} needs true probabilities, which no table holds. Use fedipw."
             )
+
+    def softly(self) -> EnrollmentStage:
+        """Return the stage with a penalty on fits that have no maximum, instead of an error."""
+        if self.coded.settings.soft:
+            return self
+        made = copy(self)
+        made.coded = replace(self.coded, settings=replace(self.coded.settings, soft=True))
+        return made
+
+    @property
+    def narrowed(self) -> str:
+        """What is said where clients are left out for missing values."""
+        listed = float(self.population.size or self.coded.table.rows)
+        return narrowed_to(self.size, listed) if self.coded.left_out else ""
 
     @cached_property
     def _coded_members(self) -> DesignRows:
@@ -349,9 +373,10 @@ class TableEnrollment(EnrollmentStage):
         except (SeparationError, NotConvergedError) as error:
             settings = self.coded.settings
             if not settings.soft or settings.estimator != Newton():
-                raise
-            self._last = self.coded.model(None, rows, Newton(l2=PENALTY * self._penalty))
-            self._note = f"enrollment by a fit with a penalty of {PENALTY:g}: {error}"
+                raise error.within(ENROLLMENT) from None
+            self._note = penalty_note(ENROLLMENT, error)
+            found = self.coded.model(None, rows, Newton(l2=PENALTY * self._penalty))
+            self._last = replace(found, note=self._note)
         self._present = present.copy()
         return self._last
 
@@ -368,10 +393,11 @@ class TableEnrollment(EnrollmentStage):
         if not state:
             return
         fit = LogisticFit.restored(self.coded.design.names, self.coded.frame, state["fit"])
-        self._last = StageModel(
-            stage=ENROLLMENT, design=self.coded.design, fit=fit, left_out=self.coded.left_out
-        )
         self._present, self._note = np.array(state["present"]), str(state["note"])
+        self._last = StageModel(
+            stage=ENROLLMENT, design=self.coded.design, fit=fit, left_out=self.coded.left_out,
+            note=self._note,
+        )  # fmt: skip
 
     def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
         """Return the enrollment model's columns, or those with squares and products."""
@@ -486,6 +512,7 @@ class SampleEnrollment(EnrollmentStage):
         self.reference = ReferenceRows(
             design=self._design, columns=rows.columns.T, weights=sample.weights[rows.known]
         )
+        self._listed = float(sample.weights.sum())  # with rows that lack a value
         self._note = "enrollment by a reference sample"
         if settings.estimator != Newton():
             self._note += ", by logistic regression without a penalty"
@@ -499,6 +526,11 @@ class SampleEnrollment(EnrollmentStage):
     def size(self) -> float:
         """Sum of the design weights of the sample that takes part, about N."""
         return float(self.reference.weights.sum())
+
+    @property
+    def narrowed(self) -> str:
+        """What is said where rows of the sample are left out for missing values."""
+        return narrowed_to(self.size, self._listed) if self.size < self._listed else ""
 
     @property
     def formula(self) -> str:
@@ -536,6 +568,19 @@ class SampleEnrollment(EnrollmentStage):
         return BalanceColumns(
             names=self._design.names, matrix=rows.matrix(), mean=moments.mean, se=moments.se
         )
+
+
+def narrowed_to(known: float, listed: float) -> str:
+    """Return what is said where those without all values are left out of the population.
+
+    >>> narrowed_to(360, 400)[:75]
+    'The target population is now the 360 of 400 clients whose values are known:'
+    """
+    return (
+        f"The target population is now the {known:,.0f} of {listed:,.0f} clients whose values are "
+        f"known: {listed - known:,.0f} with a missing value or an unknown level are left out "
+        "(--missing drop), and weights and estimates say nothing of them."
+    )
 
 
 def _without(rows: DesignRows, gone: BoolArray) -> DesignRows:

@@ -19,7 +19,15 @@ import polars as pl
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import LARGEST, SMALLEST, check_offsets, check_rows, some
-from fedipw.selection.classifiers import PENALTY, Estimator, Fit, Newton, Rate
+from fedipw.selection.classifiers import (
+    PENALTY,
+    Estimator,
+    Fit,
+    Newton,
+    Rate,
+    penalty_note,
+    rate_note,
+)
 from fedipw.selection.logistic import LogisticFit, likelihood_sums
 from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
 from fedipw.selection.saved import StageModel
@@ -68,6 +76,17 @@ class Source(Enum):
     KNOWN = "known"
     NONE = "not modelled"
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is one rate for all clients, which is no model."""
+        return self in _RATES
+
+
+_RATES = frozenset({
+    Source.PAST_RATE, Source.ROUND_RATE, Source.SEPARATED_RATE, Source.UNCONVERGED_RATE,
+    Source.FAILED_RATE,
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipationSettings:
@@ -77,7 +96,8 @@ class ParticipationSettings:
     refitted one by one, while there is little to learn from, and every tenth after that. A constant
     rate is used, and recorded, until both kinds of rows exceed ``per_coefficient`` times the
     coefficients. ``estimator`` is maximum likelihood by default, or any classifier. A maximum that
-    does not exist is replaced by the rate, or by that of a penalised likelihood if ``soft``.
+    does not exist, or is not reached, is replaced by that of a penalised likelihood if ``soft``,
+    else by the rate, with a note.
     """
 
     window: Window = Window.PAST
@@ -322,14 +342,26 @@ class Participation:
         chosen = [s for s in self.steps if not (certain and s.rate(0, self.rounds) == 1.0)]
         for step in chosen:
             if step.fit is None or (step.fitted_from, step.fitted_on) != (0, self.rounds):
-                step.refit(0, self.rounds)
+                step.settle(0, self.rounds)
+                self._note(step)
         return {step.step.name: step.model() for step in chosen}
 
     def fitted(self) -> dict[str, StageModel]:
         """Return the models given, or the last fit of each step that has one."""
         if self.models:
             return dict(self.models)
-        return {step.step.name: step.model() for step in self.steps if step.fit is not None}
+        return {step.step.name: step.model() for step in self.steps if step.found is not None}
+
+    def require_models(self) -> None:
+        """Raise the failure of a step that is left with a constant rate for lack of a maximum."""
+        for step in self.steps:
+            if step.failure is not None and step.mended is None:
+                raise step.failure.within(step.step.name)
+
+    def _note(self, learner: StepLearner) -> None:
+        """Record what took the place of a fit that has no maximum."""
+        if learner.note:
+            self.notes[learner.note] += 1
 
     def _opened(self) -> Round:
         if self._open is None:
@@ -382,15 +414,17 @@ class Participation:
 
     def _fit_for(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
         if self.models:
-            return self._given(learner), Source.MODEL
+            return self._given(learner)
         if self.settings.window is Window.SAME_ROUND:
             return self._same_round(learner, replied)
         return self._past(learner, replied)
 
-    def _given(self, learner: StepLearner) -> Fit:
+    def _given(self, learner: StepLearner) -> tuple[Fit, Source]:
         """Return the fit given for a step, or the probability of one that everybody passes."""
         model = self.models.get(learner.step.name)
-        return Rate(1.0) if model is None else model.fit
+        if model is None:
+            return Rate(1.0), Source.MODEL
+        return model.fit, Source.PENALISED if model.note else Source.MODEL
 
     def _past(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
         first, last = self.settings.first(self.rounds), self.rounds
@@ -403,7 +437,9 @@ class Participation:
             return learner.fit, Source.MODEL
         before = learner.fit
         try:
-            return learner.refitted(first, last, rate)
+            found = learner.refitted(first, last, rate)
+            self._note(learner)
+            return found
         except FAILURES as error:
             self._fail("a fit failed", learner, error)
             learner.fit = before
@@ -419,7 +455,9 @@ class Participation:
             return self._round_rate(learner, replied), Source.ROUND_RATE
         if not own.enough(0, 1):
             return Rate(rate), Source.ROUND_RATE
-        return own.refitted(0, 1, rate)
+        found = own.refitted(0, 1, rate)
+        self._note(own)
+        return found
 
     def _round_rate(self, learner: StepLearner, replied: BoolArray) -> Rate:
         return Rate(float(self._passed(learner, replied).mean()))
@@ -443,7 +481,7 @@ class Participation:
         if learner.step.name in self._used:
             return self._used[learner.step.name]
         if self.models:
-            return self._given(learner), Source.MODEL
+            return self._given(learner)
         if self.settings.window is Window.SAME_ROUND:
             return None
         if learner.fit is not None:
@@ -643,6 +681,14 @@ class StepLearner:
         self.fit: Fit | None = None
         self.fitted_from = self.fitted_on = 0  # rounds of the fit
         self.fits = self.passes = 0
+        self.failure: SeparationError | NotConvergedError | None = None  # of the last fit
+        self.mended: Fit | None = None  # what took its place, by a penalty
+        self.note = ""  # on what took its place
+
+    @property
+    def found(self) -> Fit | None:
+        """The last fit, or the one with a penalty in its place."""
+        return self.mended if self.fit is None else self.fit
 
     def append(self, coded: _Coded, passed: BoolArray, rows: IntArray) -> BoolArray:
         """Take a closed round and return which of its rows are fitted on, (n,).
@@ -689,23 +735,45 @@ class StepLearner:
         return min(passed, rows - passed) > needed
 
     def refitted(self, first: int, last: int, rate: float) -> tuple[Fit, Source]:
-        """Return a new fit, or what takes its place if there is no maximum or it was not reached.
-
-        That is not kept: the next round tries the maximum again.
-        """
+        """Return a new fit, or what takes its place if it has no maximum or did not get there."""
+        failure: SeparationError | NotConvergedError
         try:
             return self.refit(first, last), Source.MODEL
-        except SeparationError:
-            source = Source.SEPARATED_RATE
-        except NotConvergedError:
-            source = Source.UNCONVERGED_RATE
-        self.fit = None
-        mendable = self.settings.soft and self.settings.estimator == Newton()
-        if source is Source.SEPARATED_RATE and mendable:
-            rows = self.store.rounds(first, last)
-            found = Newton(l2=PENALTY).fitted(rows, self.step.design.names, None)
-            return found, Source.PENALISED
+        except SeparationError as error:
+            failure, source = error, Source.SEPARATED_RATE
+        except NotConvergedError as error:
+            failure, source = error, Source.UNCONVERGED_RATE
+        if self._mend(first, last, failure):
+            assert self.mended is not None
+            return self.mended, Source.PENALISED
+        self.note = rate_note(self.step.name, failure)
         return Rate(rate), source
+
+    def settle(self, first: int, last: int) -> None:
+        """Fit, with a penalty where that is asked for and there is no maximum, or raise."""
+        try:
+            self.refit(first, last)
+        except (SeparationError, NotConvergedError) as error:
+            if not self._mend(first, last, error):
+                raise error.within(self.step.name) from None
+
+    def _mend(self, first: int, last: int, error: SeparationError | NotConvergedError) -> bool:
+        """Return whether a fit that has no maximum got a penalty instead.
+
+        That is not kept as the last fit: the next round tries the maximum again.
+        """
+        self.fit, self.failure, self.mended = None, error, None
+        if not self.settings.soft or self.settings.estimator != Newton():
+            return False
+        rows = self.store.rounds(first, last)
+        try:
+            found = Newton(l2=PENALTY).fitted(rows, self.step.design.names, None)
+        except NotConvergedError:
+            return False
+        self.mended, self.fits, self.passes = found, self.fits + 1, self.passes + found.passes
+        self.fitted_from, self.fitted_on = first, last
+        self.note = penalty_note(self.step.name, error)
+        return True
 
     def refit(self, first: int, last: int) -> Fit:
         """Fit on rounds first up to last, from the last fit on."""
@@ -724,6 +792,7 @@ class StepLearner:
             self.store.rounds(first, last), self.step.design.names, self._start(first, last)
         )
         self.fits += 1
+        self.failure, self.mended, self.note = None, None, ""
         if isinstance(found, LogisticFit):
             self.passes += found.passes
         self.fit, self.fitted_from, self.fitted_on = found, first, last
@@ -758,14 +827,15 @@ class StepLearner:
 
     def model(self) -> StageModel:
         """Return the last fit with its design."""
-        if self.fit is None:
+        fit = self.found
+        if fit is None:
             raise InputError(f"The step {self.step.name!r} has no fit.")
-        fit = self.fit
         if isinstance(fit, LogisticFit):  # the last step of a fit is taken without another look
             fit = fit.informed_by(self.store.rounds(self.fitted_from, self.fitted_on))
         return StageModel(
-            stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out
-        )
+            stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out,
+            note=self.note,
+        )  # fmt: skip
 
     def sums_before(self, k: int) -> FloatArray:
         """Return the column sums of the rounds before round k, counted from 0, (q,)."""

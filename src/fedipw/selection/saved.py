@@ -65,6 +65,7 @@ class StageModel:
     design: Design
     fit: Fit
     left_out: int = 0  # rows without a value or with an unknown level, under the policy drop
+    note: str = ""  # why it has a penalty nobody asked for: without one it has no maximum
 
     def prob(
         self, frame: pl.DataFrame, where: str = "table"
@@ -124,6 +125,7 @@ class StageModel:
             "version": VERSION,
             "stage": self.stage,
             "left_out": self.left_out,
+            "note": self.note,
             "design": self.design.to_json(),
             "fit": _fit_json(self.logistic()),
         }
@@ -136,7 +138,10 @@ class StageModel:
             raise ValueError("design and coefficients name different columns")
         if saved["stage"] not in STAGES:
             raise ValueError(f"no stage {saved['stage']!r}")
-        return cls(stage=saved["stage"], design=design, fit=fit, left_out=int(saved["left_out"]))
+        return cls(
+            stage=saved["stage"], design=design, fit=fit, left_out=int(saved["left_out"]),
+            note=str(saved.get("note", "")),
+        )  # fmt: skip
 
 
 BlockProb = Callable[[Block], FloatArray]

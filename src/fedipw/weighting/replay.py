@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -12,7 +12,9 @@ import polars as pl
 
 from fedipw.errors import EmptyRoundError, InputError
 from fedipw.numerics.checks import some
-from fedipw.selection.participation import Participation, ParticipationSettings, Window
+from fedipw.selection.coefficients import Coefficient, coefficients_of
+from fedipw.selection.participation import Participation, ParticipationSettings, Source, Window
+from fedipw.selection.saved import ENROLLMENT
 from fedipw.selection.steps import Formulas, participation_steps
 from fedipw.tables.columns import AFTERWARDS, ID, OPENED_AT, REPLIED, ROUND
 from fedipw.tables.ledger import Round
@@ -106,6 +108,27 @@ class Record(Observer):
     enrollments: int = 0  # times enrollment was fitted or calibrated
     enrollment: StageModel | None = None
     participation: dict[str, StageModel] = field(default_factory=dict)
+    population: str = ""  # what is said where clients are left out of it for missing values
+
+    def models(self) -> dict[str, StageModel]:
+        """Return the last models by stage; a stage with a constant rate has none."""
+        first = {} if self.enrollment is None else {ENROLLMENT: self.enrollment}
+        return {**first, **self.participation}
+
+    def models_table(self) -> pl.DataFrame:
+        """Return the coefficients of all models with odds ratios, 95% intervals and p-values (P9).
+
+        One row per coefficient: ``stage, name, value, standard_error, odds_ratio, low, high,
+        p_value``; a classifier has none.
+        """
+        rows = [
+            {"stage": stage, **asdict(one)}
+            for stage, model in self.models().items()
+            for one in coefficients_of(model.fit)
+        ]
+        numbers = [f.name for f in fields(Coefficient) if f.name != "name"]
+        text = {"stage": pl.String, "name": pl.String}
+        return pl.DataFrame(rows, schema={**text, **dict.fromkeys(numbers, pl.Float64)})
 
     def enrolled(self, weighing: Weighing) -> None:
         """Count a change of enrollment."""
@@ -142,6 +165,11 @@ class Record(Observer):
             self.effective.append(effective_sample_size(found.weights))
         self.totals.append(found.total)
 
+    @property
+    def rate_rounds(self) -> int:
+        """Rounds whose participation probabilities are one rate for all, by no model."""
+        return sum(n for source, n in self.sources.items() if Source(source).is_rate)
+
     def add_fits(self, learner: Participation) -> None:
         """Count the fits of a learner."""
         self.refits += sum(step.fits for step in learner.steps)
@@ -158,6 +186,8 @@ class Record(Observer):
             **{name: getattr(self, name) for name in plain},
             "weighed": self.weighed_replies,
             "enrollment_fits": self.enrollments,
+            "population_note": self.population,
+            "rate_rounds": self.rate_rounds,
             "skipped": {str(k): v for k, v in self.skipped.items()},
             "sources": dict(self.sources),
             "notes": dict(self.notes),
@@ -174,6 +204,25 @@ class Record(Observer):
 
 def _number(value: float) -> float | None:
     return value if np.isfinite(value) else None
+
+
+def note_sentence(note: str, count: int) -> str:
+    """Return a note and how often it was made, the same in every report.
+
+    >>> note_sentence("enrollment by a fit with a penalty of 1", 2)
+    '2 time(s): Enrollment by a fit with a penalty of 1.'
+    """
+    return f"{count} time(s): {note[:1].upper()}{note[1:].removesuffix('.')}."
+
+
+def rate_sentence(step: str, rounds: int) -> str:
+    """Return what is said of rounds whose probabilities are by no model.
+
+    >>> rate_sentence("participation", 2)
+    "The step 'participation' was given a constant rate, not a model, in 2 rounds."
+    """
+    many = "1 round" if rounds == 1 else f"{rounds} rounds"
+    return f"The step {step!r} was given a constant rate, not a model, in {many}."
 
 
 @final
@@ -284,7 +333,7 @@ class Replay:
         self._observers, self._progress = tuple(observers), progress
         self._done, self._todo = 0, len(ledger.require_rounds())
         self.learner: Participation | None = None  # that has seen all rounds, once they are read
-        self.record = Record()
+        self.record = Record(population=stage.narrowed)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Yield the table of each round with replies."""
@@ -323,6 +372,8 @@ class Replay:
                 yield run.table(found, self.stage.members)
         record.add_fits(learner)
         record.participation = learner.fitted()
+        if not plan.settings.soft:
+            learner.require_models()  # what a later round has mended is no failure
         if not learner.models:
             self.learner = learner
 

@@ -50,8 +50,8 @@ class Settings:
         Cut weights at this multiple of a round's mean.
     soft
         Approach targets that no weights on the enrolled can meet, and penalise models that
-        separate, with a note. Else such targets, and an enrollment model that separates, are
-        errors, and such a step of participation has a constant rate.
+        separate, with a note. Else both are errors; rounds in which participation separates at
+        first, and no longer after the last round, have a constant rate, with a note.
     missing, lump_below
         ``error``, ``indicator`` or ``drop``; share of rows below which levels are merged.
     models

@@ -2,9 +2,9 @@
 
 const GROUP_LOOKS = {
   enrolled: { colour: "c2", shape: "circle", hollow: true },
-  participants: { colour: "c4", shape: "square", hollow: true },
+  respondents: { colour: "c4", shape: "square", hollow: true },
   "enrolled weighted": { colour: "c1", shape: "diamond" },
-  "participants weighted": { colour: "c3", shape: "up" },
+  "respondents weighted": { colour: "c3", shape: "up" },
 };
 const ESTIMATOR_LOOKS = {
   plain: { colour: "c2", shape: "circle", hollow: true },
@@ -33,7 +33,7 @@ function smdOf(line, group) {
 }
 
 function loveSpec(balance, series, title) {
-  const first = ["participants", "enrolled"].find((g) => balance.groups.includes(g)) || balance.groups[0];
+  const first = ["respondents", "enrolled"].find((g) => balance.groups.includes(g)) || balance.groups[0];
   const size = (line) => {
     const found = [first, ...balance.groups].map((g) => smdOf(line, g)).find(isNumber);
     return isNumber(found) ? Math.abs(found) : -1;

@@ -79,7 +79,7 @@ function compareCoefficients(audits) {
     const value = (name) => (k) => {
       const c = lists[k].get(name);
       if (!c) return null;
-      const wide = isNumber(c.standard_error) ? 1.96 * c.standard_error : null;
+      const wide = isNumber(c.p_value) ? 1.96 * c.standard_error : null;
       return { x: c.value, low: wide === null ? null : c.value - wide, high: wide === null ? null : c.value + wide };
     };
     legend(keys, [BEFORE, AFTER]);
