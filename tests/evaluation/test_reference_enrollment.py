@@ -11,7 +11,13 @@ import pytest
 from scipy.special import expit
 
 from fedipw.calibration import Entropy
-from fedipw.evaluation.estimators import Group, HajekMean, jackknife_means, population_means
+from fedipw.evaluation.estimators import (
+    Group,
+    HajekMean,
+    jackknife_means,
+    moved_by_weights,
+    population_means,
+)
 from fedipw.evaluation.phases import (
     CalibratedEnrollment,
     EnrollmentPhase,
@@ -120,6 +126,9 @@ def test_a_jackknife_over_the_enrolled_agrees() -> None:
         sample.totals(HajekMean().linear(sample, y[inside], size).values[:, None]))[0]
     )  # fmt: skip
     assert 0.1 * linear.se**2 < known < 0.9 * linear.se**2  # both samples matter here
+    moved = moved_by_weights(sample, y[inside])
+    alone = sample.influence(HajekMean().linear(sample, y[inside], size).values[:, None])
+    assert moved.weighted_se**2 == pytest.approx(float((alone**2).sum()) + known, rel=1e-12)
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
