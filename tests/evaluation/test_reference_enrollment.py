@@ -11,7 +11,13 @@ import pytest
 from scipy.special import expit
 
 from fedipw.calibration import Entropy
-from fedipw.evaluation.estimators import Group, HajekMean, jackknife_means, population_means
+from fedipw.evaluation.estimators import (
+    Group,
+    HajekMean,
+    jackknife_means,
+    moved_by_weights,
+    population_means,
+)
 from fedipw.evaluation.phases import (
     CalibratedEnrollment,
     EnrollmentPhase,
@@ -120,6 +126,9 @@ def test_a_jackknife_over_the_enrolled_agrees() -> None:
         sample.totals(HajekMean().linear(sample, y[inside], size).values[:, None]))[0]
     )  # fmt: skip
     assert 0.1 * linear.se**2 < known < 0.9 * linear.se**2  # both samples matter here
+    moved = moved_by_weights(sample, y[inside])
+    alone = sample.influence(HajekMean().linear(sample, y[inside], size).values[:, None])
+    assert moved.weighted_se**2 == pytest.approx(float((alone**2).sum()) + known, rel=1e-12)
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -127,7 +136,7 @@ def test_intervals_cover_when_both_samples_are_drawn(*, calibrated: bool) -> Non
     """400 draws of both samples from one population of 2,000.
 
     At a true coverage of 95% fewer than 368 (92%) or more than 392 (98%) intervals hold the mean
-    with a chance below 0.6%; without the reference sample's part about 83% do.
+    with a chance below 0.6%; without the reference sample's part 61% and 51% do.
     """
     rng = np.random.default_rng(4)
     Z, _, y = people(2_000, rng)
@@ -151,4 +160,4 @@ def test_intervals_cover_when_both_samples_are_drawn(*, calibrated: bool) -> Non
         narrow = np.sqrt(found.se**2 - phase.target_variance(sample.totals(u))[0])
         without += abs(found.estimate - y.mean()) <= 1.96 * narrow
     assert 368 <= held <= 392, held
-    assert without < 368
+    assert without < 300

@@ -419,7 +419,8 @@ def moved_by_weights(
        - \text{se}_{weighted}^2, \qquad d = \hat\mu_{Hajek} - \bar y \qquad (E32)
 
     The first term estimates the squared bias of the plain mean; the errors of both means are sums
-    of squared influences over the same clients, with nothing taken off for the finite population.
+    of squared influences over the same clients, with nothing taken off for the finite population;
+    errors of population means add to the weighted one.
     Where the gain is below 0 the plain mean is nearer to the population's, as far as these replies
     tell. With ``counts`` (m,) both are means over samples.
     """
@@ -428,11 +429,13 @@ def moved_by_weights(
     share = often / often.sum()
     mean = float(share @ values)
     plain = client_sums(sample.client, share * (values - mean), sample.clients)
-    weighted = sample.influence(linear.values[:, None])[:, 0]
+    u = linear.values[:, None]
+    weighted = sample.influence(u)[:, 0]
+    means = float(sample.enrollment.target_variance(sample.totals(u))[0])  # of the population
     return Moved(
         difference=linear.estimate - mean,
-        se=float(np.sqrt(((weighted - plain) ** 2).sum())),
-        weighted_se=float(np.sqrt((weighted**2).sum())),
+        se=float(np.sqrt(((weighted - plain) ** 2).sum() + means)),
+        weighted_se=float(np.sqrt((weighted**2).sum() + means)),
         plain_se=float(np.sqrt((plain**2).sum())),
     )
 
