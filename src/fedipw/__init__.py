@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedipw.errors import FedIPWError as FedIPWError
     from fedipw.errors import InputError as InputError
     from fedipw.evaluation.evaluate import Evaluation as Evaluation
+    from fedipw.example_world import example as example
     from fedipw.tables.ledger import Ledger as Ledger
     from fedipw.tables.population import Population as Population
     from fedipw.tables.targets import Targets as Targets
@@ -47,6 +48,7 @@ _HOMES = {
     "Weights": "api",
     "calibrate": "api",
     "evaluate": "api",
+    "example": "example_world",
     "weigh": "api",
 }
 

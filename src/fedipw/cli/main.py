@@ -28,6 +28,7 @@ from fedipw.numerics.checks import shown, visible
 UNEXPECTED, BAD_INPUT, INFEASIBLE, UNREACHED = 1, 2, 3, 4
 
 COMMANDS: Mapping[str, str] = {  # in the order of the help
+    "example": "fedipw.cli.example:example",
     "reproduce": "fedipw.lab.commands:reproduce",
     "simulate": "fedipw.lab.commands:simulate",
     "calibrate": "fedipw.cli.calibrate:calibrate",
