@@ -253,11 +253,12 @@ def commands(place: Path, kind: str = "table") -> tuple[str, ...]:
         )
     rest = f"{who} --rounds {folder}/rounds"
     totals = f"{folder}/enrolled.csv --targets {folder}/targets.csv"
+    further = "--sensitivity 1.5" if kind == "table" else "--by region"
     return (
         f"fedipw audit {rest} --metrics {folder}/error_rate.csv --out {folder}/audit.html",
         f"fedipw weights {rest} --out {folder}/weights.csv",
         f"fedipw evaluate {rest} --metrics {folder}/error_rate.csv --by os",
-        f"fedipw evaluate {rest} --metrics {folder}/kept.csv --sensitivity 1.5",
+        f"fedipw evaluate {rest} --metrics {folder}/kept.csv {further}",
         f"fedipw calibrate {totals} --distance entropy --out {folder}/calibrated.csv",
     )
 

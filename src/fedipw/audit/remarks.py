@@ -229,9 +229,8 @@ def _of_untargeted(found: Gathered, targets: Targets) -> Iterator[str]:
     if columns:
         rest = f" and {len(columns) - LISTED} more" if len(columns) > LISTED else ""
         yield (
-            f"How the population is in {', '.join(columns[:LISTED])}{rest}: no total is given of "
-            "them, so nothing says whether the enrolled differ there, and weights do not balance "
-            "them."
+            f"The population in columns that are not targets ({', '.join(columns[:LISTED])}{rest}):"
+            " nothing says whether the enrolled differ there, and weights do not balance them."
         )
     else:
         yield "The population in columns that the table of the enrolled does not have."

@@ -37,8 +37,10 @@ def example(
 
     world = made()
     tried = world.save(out, kind.value)
-    say(f"Wrote {out}: {world.devices.height} devices, {world.enrolled.height} of them enrolled, ")
-    say(f"{len(world.rounds)} rounds, two metrics, and the truth in {out / 'truth.csv'}. Try:")
+    say(
+        f"Wrote {out}: {world.devices.height} devices, {world.enrolled.height} of them enrolled, "
+        f"{len(world.rounds)} rounds, two metrics, and the truth in {out / 'truth.csv'}. Try:"
+    )
     for line in tried:
         say("")
         say(line)
