@@ -45,8 +45,8 @@ def test_totals_alone_give_balance_and_say_what_is_unknown(method: str, tmp_path
     for words in ("Enrollment probabilities", "size of the population"):
         assert words in said
     # the columns without a total are named, and those with one are not
-    (open_,) = (text for text in found["unknown"] if text.startswith("How the population is in "))
-    listed = open_.removeprefix("How the population is in ").partition(": no total is given")[0]
+    (open_,) = (text for text in found["unknown"] if "not targets (" in text)
+    listed = open_.partition("not targets (")[2].partition("):")[0]
     assert {*listed.split(", ")} == {"rooms", "flat"}
     assert not any(name in said for name in TARGETS)
     lines = {line["name"]: line for line in found["balance"]["lines"]}
