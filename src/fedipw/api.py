@@ -279,6 +279,10 @@ def evaluate(
     difference: str | Sequence[str] = (),
     replicate_weights: str | Path | None = None,
     replicates: int = 0,
+    interval: str = "auto",
+    resamples: int = 1000,
+    proportion: bool | None = None,
+    cluster: str | None = None,
     seed: int = 0,
     allow_missing: bool = False,
     **settings: Any,
@@ -307,23 +311,35 @@ def evaluate(
         and a group such as ``os=ios`` all others with it.
     replicate_weights, replicates, seed
         File for replicate weights, how many (50 if there is a file), and the seed of their groups
-        of clients and of a jackknife's. The result has them as ``replicates``.
+        of clients, of a jackknife's and of a bootstrap. The result has them as ``replicates``.
+    interval, resamples
+        Kind of interval: ``auto``, ``t``, ``logit``, ``beta``, ``jeffreys`` or ``bootstrap``
+        (:mod:`fedipw.evaluation.intervals`), and resamples of a bootstrap over clients.
+    proportion
+        Whether the metric is a share; if its values are 0 and 1 by default.
+    cluster
+        Column of what clients share, such as a person with several devices: standard errors are
+        then between clusters.
     allow_missing
         Leave replies without a metric out, and count them.
     """
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated  # noqa: PLC0415
+    from fedipw.evaluation.intervals import interval_named  # noqa: PLC0415
     from fedipw.evaluation.logged import Metrics, logged_two_phase  # noqa: PLC0415
     from fedipw.evaluation.replicates import REPLICATES  # noqa: PLC0415
 
     values = Metrics.read(metrics)
     if against is not None:
         values = values.against(Metrics.read(against))
+        proportion = bool(proportion)  # differences, even if all of them should be 0 or 1
     if ratio_to is not None:
         values = values.over(Metrics.read(ratio_to))
     if replicate_weights is not None:
         check_table_path(Path(replicate_weights))
         replicates = replicates or REPLICATES
-    stage, ledger, plan = _job(population, rounds, {"fit": "pooled", **settings})
+    kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
+    who = _population(population).clustered(cluster)
+    stage, ledger, plan = _job(who, rounds, {"fit": "pooled", **settings})
     logged = logged_two_phase(stage, ledger, values, plan, allow_missing=allow_missing)
     asked = EvaluationPlan(
         by=(by,) if isinstance(by, str) else tuple(by), confidence=confidence,
@@ -331,7 +347,7 @@ def evaluate(
         quantiles=(quantile,) if isinstance(quantile, float | int) else tuple(quantile),
         totals=total,
         difference=(difference,) if isinstance(difference, str) else tuple(difference),
-        replicates=replicates, seed=seed,
+        replicates=replicates, seed=seed, interval=kind,
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if replicate_weights is not None and found.replicates is not None:
@@ -346,6 +362,7 @@ def audit(
     metrics: TableLike | None = None,
     metric_name: str = "metric",
     by: str | Sequence[str] = (),
+    cluster: str | None = None,
     title: str = "Selection audit",
     threshold: float = 0.01,
     min_cell: int = 10,
@@ -361,6 +378,8 @@ def audit(
         As of :func:`weigh`; without rounds only enrollment is audited.
     metrics, metric_name, by
         A metric of the replies, what it is called, and columns to group it by.
+    cluster
+        Column of what clients share, as of :func:`evaluate`.
     title
         Of the page.
     threshold, min_cell
@@ -391,7 +410,7 @@ def audit(
             raise InputError("A metric belongs to replies: give the rounds too.")
         columns = (by,) if isinstance(by, str) else tuple(by)
         request = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=columns)
-    who, chosen = _population(population), _settings(settings)
+    who, chosen = _population(population).clustered(cluster), _settings(settings)
     ledger = None if rounds is None else _ledger(rounds)
     stage = chosen.stage(who, later=() if ledger is None else ledger.covariates)
     found = audit_facts(

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedipw.api import audit
 from fedipw.evaluation.estimators import HajekMean, population_means
 from fedipw.evaluation.phases import KnownEnrollment
 from fedipw.evaluation.sample import TwoPhase
@@ -19,6 +20,7 @@ from .command import Files, fedipw
 COLUMNS = [
     "group", "statistic", "estimator", "estimate", "se", "low", "high", "confidence",
     "effective_sample_size", "clients", "replies", "se_superpopulation", "freedom", "reason",
+    "interval", "warning", "clusters",
 ]  # fmt: skip
 
 
@@ -43,6 +45,50 @@ def test_the_table_says_what_was_found(files: Files) -> None:
                   "The conclusion changes at an odds ratio of"):  # fmt: skip
         assert words in out
     assert files.listing() == before
+
+
+def test_shares_stay_inside_and_few_events_are_said_everywhere(files: Files) -> None:
+    rare = (pl.col("value") > files.metrics["value"].quantile(0.99)).cast(pl.Float64)
+    files.metrics = files.metrics.with_columns(value=rare)
+    found = files.put().evaluated("--by", "rich")
+    hajek = line(found, "hajek")
+    assert (hajek["interval"], hajek["reason"]) == ("jeffreys", "")
+    assert hajek["warning"].startswith("cannot promise 0.95: ")
+    assert "with the rarer of 0 and 1, fewer than 10" in hajek["warning"]
+    assert all(0.0 <= e["low"] < e["high"] <= 1.0 for e in found["estimates"] if e["low"])
+    _, out, _ = files.evaluate()
+    assert "Intervals by jeffreys: plain of everyone" in out.replace("\n", " ")
+    assert "hajek of everyone" in out
+    assert "fewer than 10" in out.replace("\n", " ")
+    report = audit(
+        files.where / "people.parquet", files.where / "rounds", metrics=files.where / "loss.parquet"
+    )
+    assert report.audit.metric is not None
+    (one,) = [e for e in report.audit.metric.estimates if e.estimator == "hajek"]
+    assert one.warning == hajek["warning"]
+    assert any("The interval of hajek of everyone cannot promise" in n for n in report.audit.notes)
+    logit = line(files.evaluated("--interval", "logit"), "hajek")
+    assert (logit["interval"], logit["estimate"]) == ("logit", hajek["estimate"])
+    t = line(files.evaluated("--interval", "t", "--no-proportion"), "hajek")
+    assert t["low"] < 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--interval", "wald"), "There is no interval 'wald'; there are auto, t, logit"),
+        (("--interval", "beta"), "beta intervals are for metrics of 0 and 1"),
+        (("--proportion",), "A share has values from 0 to 1"),
+        (("--interval", "bootstrap", "--resamples", 0), "A bootstrap needs replicates, not 0"),
+        (("--cluster", "house"), "has no column 'house' to cluster clients by"),
+    ],
+)
+def test_intervals_that_do_not_fit_are_refused(
+    files: Files, options: tuple[object, ...], said: str
+) -> None:
+    code, _, err = files.put().evaluate(*options)
+    assert code == 2
+    assert said in " ".join(err.split())
 
 
 BOOSTING = ("--classifier", "boosting", "--folds", 3)

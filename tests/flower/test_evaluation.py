@@ -180,3 +180,24 @@ def test_odd_metrics_are_left_out_and_lists_are_averaged_only(tmp_path: Path) ->
         "replied", "refused: metric 'loss' is not finite, or beyond 1e+100",
         "refused: records or metrics other than those of most replies",
     }  # fmt: skip
+
+
+def test_devices_of_a_person_are_one_unit_of_the_interval(tmp_path: Path) -> None:
+    told: list[Any] = []
+    for cluster in (None, "person"):
+        where = tmp_path / str(cluster)
+        where.mkdir()
+        world = LabFederation(seed=5, size=400, rounds=2)
+        people = pl.read_parquet(world.put(where))
+        if cluster is not None:
+            people = people.with_columns(person=pl.int_range(pl.len()) // 4)
+        strategy = FedIPW(
+            FedAvg(fraction_evaluate=0.6, min_available_nodes=1), population=people,
+            ledger=where / "ledger", covariates=world.columns, cluster=cluster,
+        )  # fmt: skip
+        result = strategy.start(world.grid(), world.start, num_rounds=2)
+        told.append(result.evaluate_metrics_clientapp[2])
+    alone, shared = told
+    assert shared["z2-target"] == pytest.approx(alone["z2-target"], rel=1e-9)
+    assert shared["z2-target-se"] != alone["z2-target-se"]
+    assert shared["z2-target-low"] < shared["z2-target"] < shared["z2-target-high"]

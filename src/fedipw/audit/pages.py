@@ -369,7 +369,7 @@ def _metric(part: MetricPart | None) -> Iterator[SortTable]:
     if any(e.reason for e in part.estimates):
         columns["reason"] = Column("Why there is no number", "text")
     if any(e.warning for e in part.estimates):
-        columns["warning"] = Column("Warning", "text")
+        columns["warning"] = Column("What the interval cannot promise", "text")
     yield _fields(f"Estimates of {part.name}", columns, part.estimates)
     bounds = {
         "odds_ratio": Column("Odds ratio"),

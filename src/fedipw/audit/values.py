@@ -214,7 +214,8 @@ class EstimateLine:
     clients: int
     replies: int
     reason: str  # why there is no number
-    warning: str = ""  # why the interval may not hold
+    interval: str = "t"  # its kind
+    warning: str = ""  # what it cannot promise, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from fedipw.cli.options import (
+    Cluster,
     PopulationOptions,
     Scheduler,
     Strict,
@@ -59,6 +60,7 @@ def audit(
     by: Annotated[
         list[str] | None, Option(help="Column to group the metric by; repeatable.")
     ] = None,
+    cluster: Cluster = None,
     title: Annotated[str, Option(help="Title of the page.")] = "Selection audit",
     threshold: Threshold = 0.01,
     min_cell: Annotated[
@@ -124,7 +126,7 @@ def audit(
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
         return
-    who = given.read()
+    who = given.read().clustered(cluster)
     check_probabilities(strict=strict, threshold=threshold)
     if min_cell < 1:
         raise InputError(f"--min-cell must be 1 or more, not {min_cell}.")

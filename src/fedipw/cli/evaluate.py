@@ -13,6 +13,7 @@ from rich.table import Table
 from typer import Option
 
 from fedipw.cli.options import (
+    Cluster,
     ModelOptions,
     PopulationOptions,
     Rounds,
@@ -75,9 +76,18 @@ def evaluate(
         Path | None, Option(help="Table of replicate weights for other tools.")
     ] = None,
     replicates: Annotated[int | None, Option(help="How many of them; 50 unless given.")] = None,
-    seed: Annotated[int, Option(help="Of the groups of clients that these leave out.")] = 0,
+    seed: Annotated[int, Option(help="Of the groups that these leave out, of bootstraps.")] = 0,
     jackknife: Annotated[int, Option(help="Groups of a jackknife over clients; 0 linearises.")] = 0,
     confidence: Annotated[float, Option(help="Of the intervals.")] = 0.95,
+    interval: Annotated[
+        str, Option(help="Kind of interval: auto, t, logit, beta, jeffreys or bootstrap.")
+    ] = "auto",
+    resamples: Annotated[int, Option(help="Of a bootstrap over clients.")] = 1000,
+    proportion: Annotated[
+        bool | None,
+        Option(help="Whether the metric is a share; if its values are 0 and 1 by default."),
+    ] = None,
+    cluster: Cluster = None,
     missing_metrics: Annotated[
         bool, Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
@@ -95,12 +105,13 @@ def evaluate(
     Example: fedipw evaluate --metrics loss.parquet --population people.parquet --rounds rounds
     """
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
+    from fedipw.evaluation.intervals import interval_named
     from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.evaluation.replicates import REPLICATES
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_results, check_table_path, write_table
 
-    who = given.read()
+    who = given.read().clustered(cluster)
     if out is not None:
         check_table_path(out)
         check_inputs_kept(out, rounds, *given.paths, metrics, against, ratio_to)
@@ -115,6 +126,9 @@ def evaluate(
     _check_numbers(sensitivity or [], jackknife, confidence)
     if conclusion is not None and not sensitivity:
         raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
+    if against is not None and proportion is None:
+        proportion = False  # differences, even if all of them should be 0 or 1
+    kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
     values = Metrics.read(metrics)
     if against is not None:
         values = values.against(Metrics.read(against))
@@ -132,7 +146,7 @@ def evaluate(
         )
     asked = EvaluationPlan(
         by=tuple(by or ()), confidence=confidence, odds_ratios=tuple(sensitivity or ()),
-        conclusion=conclusion, jackknife=jackknife, by_samples=samples,
+        conclusion=conclusion, jackknife=jackknife, by_samples=samples, interval=kind,
         quantiles=tuple(quantile or ()), totals=total, difference=tuple(difference or ()),
         replicates=(replicates or REPLICATES) if replicate_weights is not None else 0, seed=seed,
     )  # fmt: skip
@@ -161,6 +175,17 @@ def _check_replicates(path: Path | None, count: int | None) -> None:
         raise InputError("--replicates goes with --replicate-weights, the file to write them to.")
     if count is not None and count < 2:
         raise InputError(f"--replicates takes 2 or more, not {count}.")
+
+
+def _say_intervals(lines: list[Estimate]) -> None:
+    """Say which intervals are not Student's t, and which cannot promise their confidence."""
+    for kind in dict.fromkeys(line.interval for line in lines if line.interval != "t"):
+        who = some(f"{_full(x)} of {x.group}" for x in lines if x.interval == kind)
+        say(f"Intervals by {kind}: {who}.")
+    weighted = [line for line in lines if line.estimator != "plain"]  # which is of respondents
+    for warning in dict.fromkeys(line.warning for line in weighted if line.warning):
+        who = some(f"{_full(x)} of {x.group}" for x in weighted if x.warning == warning)
+        say(f"{who} {warning}.")
 
 
 def _print(table: Table, lines: list[Estimate]) -> None:
@@ -195,6 +220,7 @@ def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: 
     for reason in dict.fromkeys(line.reason for line in found.estimates if line.reason):
         groups = [f"{_full(x)} of {x.group}" for x in found.estimates if x.reason == reason]
         say(f"{some(groups)}: {reason}.")
+    _say_intervals([line for line in lines if math.isfinite(line.low)])
     more = max(len(means) - _SHOWN, 0) + max(len(others) - _SHOWN, 0)
     if more:
         say(f"... and {more} more rows; --out writes them all.")

@@ -43,6 +43,10 @@ class MissingName(StrEnum):
 
 Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
 Scheduler = Annotated[str | None, Option(help="Dask scheduler for the fits, tcp://host:port.")]
+Cluster = Annotated[
+    str | None,
+    Option(help="Column of what clients share, such as a person: the unit of standard errors."),
+]
 Threshold = Annotated[float, Option(help="Probability counted as small in the report.")]
 Strict = Annotated[float | None, Option(help="Stop with code 4 if a probability is below this.")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, final
 
@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedipw.errors import FedIPWError, InputError
+from fedipw.evaluation.intervals import Evidence, Interval, StudentT, cautions
 from fedipw.evaluation.phases import client_sums, inverse_of
 from fedipw.evaluation.sample import TwoPhase, Variance
 from fedipw.numerics import BoolArray, FloatArray, IntArray
@@ -24,6 +25,7 @@ MEAN: Final = "mean"
 CLIENTS_PER_TERM = 5  # that replied, behind each column of a regression
 SMALLEST_GROUP = 2  # clients that replied, below which there is no standard error
 _ROUNDING = 1e-13  # of the largest value: standard errors below it are 0
+_T: Final = StudentT()
 
 
 class Linear(NamedTuple):
@@ -33,6 +35,7 @@ class Linear(NamedTuple):
     values: FloatArray  # (m,)
     leverage: FloatArray  # (n,) how much each client moves the mean its u are taken from
     unit: float = 1.0  # of the estimate, in units of the values: rounding is relative to it
+    shares: FloatArray | None = None  # (n,) of the sum that the mean divides by; none by a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,7 +153,7 @@ class HajekMean(MeanEstimator):
             raise InputError("no reply of the group carries weight")
         estimate = float(weights @ values) / total
         shares = client_sums(sample.client, weights / total, sample.clients)
-        return Linear(estimate, flags * (values - estimate) / total, shares)
+        return Linear(estimate, flags * (values - estimate) / total, shares, shares=shares)
 
     def part(self, chosen: BoolArray) -> HajekMean:
         """Return the mean with the counts of some replies."""
@@ -199,7 +202,8 @@ class GregMean(MeanEstimator):
         gamma = inverse @ (B.T @ client_sums(sample.client, w * apart, sample.clients))
         leverage = own * np.einsum("ij,ij->i", B @ inverse, B)
         u = during * factor * (apart - (B @ gamma)[sample.client]) / share
-        return Linear(estimate, u, np.minimum(leverage, 1.0))
+        shares = client_sums(sample.client, omega * flags / share, sample.clients)
+        return Linear(estimate, u, np.minimum(leverage, 1.0), shares=shares)
 
     def _columns(self, sample: TwoPhase) -> FloatArray:
         check_rows(sample.clients, balance=self.balance)
@@ -227,6 +231,37 @@ class Estimate:
     low: float = np.nan
     high: float = np.nan
     reason: str = ""  # why numbers are missing
+    interval: str = "t"  # which kind: t, jeffreys, bootstrap, logit, beta
+    warnings: tuple[str, ...] = ()  # why the interval cannot promise its confidence
+    clusters: int | None = None  # of the group that replied, where clients are clustered
+
+    @property
+    def units(self) -> int:
+        """Number of independent units that replied: clusters, or clients where there are none."""
+        return self.clients if self.clusters is None else self.clusters
+
+    @property
+    def warning(self) -> str:
+        """What the interval cannot promise, and why; empty if no rule says so."""
+        if not self.warnings:
+            return ""
+        return f"cannot promise {self.confidence:.4g}: " + "; ".join(self.warnings)
+
+    def alone(self) -> str:
+        """Return why a line of a single unit has no standard error."""
+        who = "client" if self.clusters is None else "cluster"
+        return f"{self.units} {who} replied: no standard error"
+
+    def with_interval(self, known: Evidence, interval: Interval, reason: str = "") -> Estimate:
+        """Return it with a standard error, its interval, and what that cannot promise."""
+        line = replace(self, se=known.se, freedom=known.freedom, reason=reason)
+        if not np.isfinite(known.se):
+            return line
+        try:
+            low, high, kind = interval.ends(known)
+        except InputError as error:
+            return replace(line, reason=f"no interval: {error}")
+        return replace(line, low=low, high=high, interval=kind, warnings=tuple(cautions(known)))
 
     def with_error(self, se: float, freedom: float, reason: str = "") -> Estimate:
         """Return it with a standard error and the interval of Student's t."""
@@ -242,13 +277,14 @@ def population_means(
     groups: Sequence[Group] = (Group(),),
     *,
     confidence: float = 0.95,
+    interval: Interval = _T,
 ) -> tuple[Estimate, ...]:
     r"""Estimate the mean of a metric over the population and its groups.
 
     The mean is over clients and rounds, each client counting alike; y is what a client would have
-    reported in a round, whether it replied or not. The interval is
-    :math:`\hat\mu \pm t\, \hat V^{1/2}` with the design-based variance (E23) of u and Student's
-    t of the degrees of freedom (E29).
+    reported in a round, whether it replied or not. The standard error is the root of the
+    design-based variance (E23) of u; by default the interval is
+    :math:`\hat\mu \pm t\, \hat V^{1/2}` with Student's t of the degrees of freedom (E29).
 
     Parameters
     ----------
@@ -260,8 +296,8 @@ def population_means(
         Which means: :class:`HorvitzThompsonMean`, :class:`HajekMean`, :class:`GregMean`.
     groups
         Subgroups of the population; everyone by default.
-    confidence
-        Of the intervals.
+    confidence, interval
+        Of the intervals, and their kind (:data:`~fedipw.evaluation.intervals.INTERVALS`).
 
     Examples
     --------
@@ -279,23 +315,61 @@ def population_means(
     check_rows(len(sample.client), values=values)
     if not np.isfinite(values).all():
         raise InputError(f"{int((~np.isfinite(values)).sum())} values are missing or infinite.")
+    how = _How(confidence, interval, interval.is_share(values))
     pairs = [(group, estimator) for group in groups for estimator in estimators]
     lines: list[Estimate] = []
     for first in range(0, len(pairs), sample.together):
-        lines += _lines(sample, values, pairs[first : first + sample.together], confidence)
+        lines += _lines(sample, values, pairs[first : first + sample.together], how)
     return tuple(lines)
+
+
+class _How(NamedTuple):
+    """How intervals are made."""
+
+    confidence: float
+    interval: Interval
+    share: bool  # whether the mean lies in [0, 1]
+
+    def of(self, estimator: MeanEstimator) -> _How:
+        """Return the same for an estimator: totals, ratios and differences are no shares."""
+        return self._replace(share=self.share and estimator.statistic == MEAN)
+
+
+def _events(sample: TwoPhase, values: FloatArray, inside: BoolArray) -> int:
+    """Return how many units of some replies (m,) have an event, or none if that is fewer."""
+    some, others = (inside & flags for flags in (values > 0.0, values < 1.0))
+    return min(len(np.unique(sample.unit[some])), len(np.unique(sample.unit[others])))
+
+
+def _evidence(
+    line: Estimate, sample: TwoPhase, units: FloatArray, shares: FloatArray | None,
+    events: int | None,
+) -> Evidence:  # fmt: skip
+    """Return what a line's interval is made of, its standard error yet to come."""
+    return Evidence(
+        estimate=line.estimate,
+        se=np.nan,
+        freedom=np.nan,
+        confidence=line.confidence,
+        replied=line.units,
+        effective=line.effective_sample_size,
+        units=units,
+        shares=shares,
+        events=events,
+        clustered=sample.clusters is not None,
+    )
 
 
 def _lines(
     sample: TwoPhase,
     values: FloatArray,
     pairs: Sequence[tuple[Group, MeanEstimator]],
-    confidence: float,
+    how: _How,
 ) -> list[Estimate]:
     """Return some of the estimates; what they need for each reply is gone with them."""
-    lines, columns, leverages, units = [], [], [], []
+    lines, columns, leverages, scales, more = [], [], [], [], []
     for group, estimator in pairs:
-        line = _line(sample, group, estimator.name, sample.weights, confidence)
+        line = _line(sample, group, estimator.name, sample.weights, how.confidence)
         line = replace(line, statistic=estimator.statistic)
         if not line.replies:
             lines.append(replace(line, reason="nobody of the group replied"))
@@ -308,17 +382,30 @@ def _lines(
         lines.append(replace(line, estimate=linear.estimate))
         columns.append(linear.values)
         leverages.append(linear.leverage)
-        units.append(linear.unit)
+        scales.append(linear.unit)
+        more.append((linear.shares, _event_count(sample, values, group, how.of(estimator))))
     if not columns:
         return lines
     u, leverage = np.column_stack(columns), np.column_stack(leverages)
     del columns, linear  # each has a number for every reply, as u has
     found = sample.variance(u, leverage)
-    tiny = (_ROUNDING * float(np.abs(values).max()) * np.array(units)) ** 2
+    tiny = (_ROUNDING * float(np.abs(values).max()) * np.array(scales)) ** 2
     column = iter(range(u.shape[1]))
-    return [
-        line if line.reason else _with_variance(line, found, next(column), tiny) for line in lines
-    ]
+    out = []
+    for line in lines:
+        if line.reason:
+            out.append(line)
+            continue
+        k = next(column)
+        shares, events = more[k]
+        within = None if shares is None else sample.by_unit(shares[:, None])[:, 0]
+        known = _evidence(line, sample, found.units[:, k], within, events)
+        out.append(_with_variance(line, found, k, tiny=tiny[k], known=known, interval=how.interval))
+    return out
+
+
+def _event_count(sample: TwoPhase, values: FloatArray, group: Group, how: _How) -> int | None:
+    return _events(sample, values, group.flags(sample) > 0.0) if how.share else None
 
 
 def _line(
@@ -326,32 +413,36 @@ def _line(
 ) -> Estimate:
     """Return a line without numbers yet; replies count by weights, (m,)."""
     inside = group.flags(sample) > 0.0
-    clients = client_sums(sample.client[inside], weights[inside], sample.clients)
+    units = client_sums(sample.unit[inside], weights[inside], sample.units)
     return Estimate(
         group=group.name,
         estimator=estimator,
         estimate=np.nan,
         confidence=confidence,
-        effective_sample_size=effective_sample_size(clients) if clients.any() else 0.0,
+        effective_sample_size=effective_sample_size(units) if units.any() else 0.0,
         clients=len(np.unique(sample.client[inside])),
         replies=int(inside.sum()),
+        clusters=None if sample.clusters is None else len(np.unique(sample.unit[inside])),
     )
 
 
-def _with_variance(line: Estimate, found: Variance, k: int, tiny: FloatArray) -> Estimate:
+def _with_variance(
+    line: Estimate, found: Variance, k: int, *, tiny: float, known: Evidence, interval: Interval
+) -> Estimate:
     """Return a line with the k-th of some variances; those below ``tiny`` are 0."""
-    if line.clients < SMALLEST_GROUP:
-        return replace(line, reason=f"{line.clients} client replied: no standard error")
+    if line.units < SMALLEST_GROUP:
+        return replace(line, reason=line.alone())
     variance, freedom, reason = float(found.variance[k]), float(found.freedom[k]), ""
     wide = None if found.superpopulation is None else max(float(found.superpopulation[k]), 0.0)
-    if abs(variance) <= tiny[k]:
+    if abs(variance) <= tiny:
         variance = 0.0
     if variance < 0.0:
         reason = "the design-based variance came out negative: "
         reason += "there is no other" if wide is None else "this is the superpopulation's"
         variance = np.nan if wide is None else wide
     line = replace(line, se_superpopulation=None if wide is None else float(np.sqrt(wide)))
-    return line.with_error(float(np.sqrt(variance)), freedom, reason)
+    known = replace(known, se=float(np.sqrt(variance)), freedom=freedom)
+    return line.with_interval(known, interval, reason)
 
 
 def plain_means(
@@ -360,6 +451,8 @@ def plain_means(
     groups: Sequence[Group],
     confidence: float = 0.95,
     counts: FloatArray | None = None,
+    *,
+    interval: Interval = _T,
 ) -> tuple[Estimate, ...]:
     r"""Return the mean of the replies as they came, with an error clustered by client.
 
@@ -367,27 +460,34 @@ def plain_means(
        \frac{1}{m^2} \sum_i \Big(\sum_r (y_{ir} - \bar y)\Big)^2 \qquad (E31)
 
     It is about respondents, not about the population: the interval says how well *their* mean
-    is known. With ``counts`` (m,) each reply counts as often, and m is their sum.
+    is known. With ``counts`` (m,) each reply counts as often, and m is their sum. With clusters
+    the sums run over them. The rest is as in :func:`population_means`.
     """
     often = np.ones(len(values)) if counts is None else counts
-    return tuple(_plain(sample, values, often, group, confidence) for group in groups)
+    how = _How(confidence, interval, interval.is_share(values))
+    return tuple(_plain(sample, values, often, group, how) for group in groups)
 
 
 def _plain(
-    sample: TwoPhase, values: FloatArray, often: FloatArray, group: Group, confidence: float
+    sample: TwoPhase, values: FloatArray, often: FloatArray, group: Group, how: _How
 ) -> Estimate:
-    line = _line(sample, group, PLAIN, often, confidence)
+    line = _line(sample, group, PLAIN, often, how.confidence)
     if not line.replies:
         return replace(line, freedom=0.0, reason="nobody of the group replied")
     inside = group.flags(sample) > 0.0
-    client, y, often = sample.client[inside], values[inside], often[inside]
-    total, n = float(often.sum()), line.clients
+    unit, y, often = sample.unit[inside], values[inside], often[inside]
+    total, n = float(often.sum()), line.units
     mean = float(often @ y) / total
     line = replace(line, estimate=mean)
     if n < SMALLEST_GROUP:
-        return replace(line, freedom=0.0, reason=f"{n} client replied: no standard error")
-    sums = client_sums(client, often * (y - mean), sample.clients)
-    return line.with_error(float(np.sqrt(n / (n - 1) * (sums**2).sum())) / total, n - 1.0)
+        return replace(line, freedom=0.0, reason=line.alone())
+    sums = client_sums(unit, often * (y - mean), sample.units)
+    heard = np.unique(unit)
+    shares = client_sums(unit, often / total, sample.units)[heard]
+    events = _event_count(sample, values, group, how)
+    known = _evidence(line, sample, sums[heard] / total, shares, events)
+    se = float(np.sqrt(n / (n - 1) * (sums**2).sum())) / total
+    return line.with_interval(replace(known, se=se, freedom=n - 1.0), how.interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +528,7 @@ def moved_by_weights(
     often = np.ones(len(values)) if counts is None else counts
     share = often / often.sum()
     mean = float(share @ values)
-    plain = client_sums(sample.client, share * (values - mean), sample.clients)
+    plain = client_sums(sample.unit, share * (values - mean), sample.units)
     u = linear.values[:, None]
     weighted = sample.influence(u)[:, 0]
     means = float(sample.enrollment.target_variance(sample.totals(u))[0])  # of the population
@@ -449,13 +549,13 @@ def jackknife_means(
     rng: np.random.Generator,
     count: int = GROUPS,
     confidence: float = 0.95,
-    progress: Callable[[int, int], None] | None = None,
+    interval: Interval = _T,
 ) -> tuple[Estimate, ...]:
     r"""Estimate means with errors by a jackknife over clients.
 
     The M clients are cut at random into G groups: the whole population where enrollment was fitted
-    on it, the enrolled elsewhere. With :math:`\hat\mu_{(g)}` the mean without group g, both stages
-    fitted anew,
+    on it, the enrolled elsewhere; a cluster goes into one group. With :math:`\hat\mu_{(g)}` the
+    mean without group g, both stages fitted anew,
 
     .. math:: \hat V = \frac{G - 1}{G} \sum_g \big(\hat\mu_{(g)} - \bar\mu\big)^2
        - \frac{M}{M - 1} (Q - \hat V_{E23}) \qquad (E30)
@@ -468,16 +568,15 @@ def jackknife_means(
 
     Parameters
     ----------
-    sample, values, estimators, groups, confidence
+    sample, values, estimators, groups, confidence, interval
         As in :func:`population_means`.
     rng
         Draws the groups.
     count
-        G, at most the number of enrolled clients.
-    progress
-        Receives groups done and groups in all.
+        G, at most the number of enrolled clients, or of their clusters.
     """
     count = jackknife_count(sample, count)
+    how = _How(confidence, interval, interval.is_share(values))
     found = population_means(sample, values, estimators, groups, confidence=confidence)
     lines = [(estimator, group) for group in groups for estimator in estimators]
     means = np.full((count, len(found)), np.nan)
@@ -485,20 +584,25 @@ def jackknife_means(
         for k, (estimator, group) in enumerate(lines):
             if np.isfinite(found[k].estimate):
                 means[g, k] = _mean(rest, values[kept], estimator.part(kept), group, share)
-        if progress is not None:
-            progress(g + 1, count)
     spread = (count - 1) / count * ((means - means.mean(axis=0)) ** 2).sum(axis=0)
-    return tuple(
-        _with_spread(line, sample, estimator.linear(sample, values, group), spread[k], count)
-        if np.isfinite(line.se)
-        else line
-        for k, (line, (estimator, group)) in enumerate(zip(found, lines, strict=True))
-    )
+    out = []
+    for k, (line, (estimator, group)) in enumerate(zip(found, lines, strict=True)):
+        if not np.isfinite(line.se):
+            out.append(line)
+            continue
+        linear = estimator.linear(sample, values, group)
+        events = _event_count(sample, values, group, how.of(estimator))
+        out.append(
+            _with_spread(
+                line, sample, linear, spread[k], count, events=events, interval=how.interval
+            )
+        )
+    return tuple(out)
 
 
 def jackknife_count(sample: TwoPhase, count: int) -> int:
-    """Return how many groups a jackknife has: ``count``, at most the number of clients."""
-    count = min(count, sample.clients)
+    """Return how many groups a jackknife has: ``count``, at most the number of units."""
+    count = min(count, sample.units)
     if count < 2:
         raise InputError(f"A jackknife needs two groups or more, not {count}.")
     return count
@@ -512,7 +616,10 @@ def jackknife_samples(
     Before it stands which replies it keeps, (m,), and after it the share of the population that it
     stands for.
     """
-    of_clients = (rng.permutation(sample.enrollment.units) % count)[: sample.clients]
+    if sample.clusters is None:
+        of_clients = (rng.permutation(sample.enrollment.units) % count)[: sample.clients]
+    else:
+        of_clients = (rng.permutation(sample.units) % count)[sample.clusters.code]
     try:
         for g, (rest, share) in enumerate(sample.deleted(of_clients, count, rng)):
             yield of_clients[sample.client] != g, rest, share
@@ -533,7 +640,14 @@ def _mean(
 
 
 def _with_spread(
-    line: Estimate, sample: TwoPhase, linear: Linear, spread: float, count: int
+    line: Estimate,
+    sample: TwoPhase,
+    linear: Linear,
+    spread: float,
+    count: int,
+    *,
+    events: int | None,
+    interval: Interval,
 ) -> Estimate:
     """Return a line with the error of (E30), ``spread`` its first sum."""
     if not np.isfinite(spread):
@@ -546,4 +660,10 @@ def _with_spread(
     if spread < taken:
         taken, reason = 0.0, "nothing taken off for the finite population: too little is left"
     variance = spread - taken + float(sample.enrollment.target_variance(sample.totals(u))[0])
-    return line.with_error(float(np.sqrt(variance)), min(line.freedom, count - 1.0), reason)
+    units = sample.variance(u, linear.leverage[:, None]).units[:, 0]
+    shares = linear.shares
+    within = None if shares is None else sample.by_unit(shares[:, None])[:, 0]
+    known = _evidence(line, sample, units, within, events)
+    freedom = min(line.freedom, count - 1.0)
+    known = replace(known, se=float(np.sqrt(variance)), freedom=freedom)
+    return line.with_interval(known, interval, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from fedipw.evaluation.estimators import (
     plain_means,
     population_means,
 )
-from fedipw.evaluation.logged import LoggedSample
+from fedipw.evaluation.intervals import Automatic, Interval, StudentT
+from fedipw.evaluation.logged import LoggedSample, listed_rows
 from fedipw.evaluation.quantiles import Means, population_quantiles
 from fedipw.evaluation.replicates import ReplicateWeights, replicate_weights
 from fedipw.evaluation.sensitivity import odds_ratio_at, sensitivity_bounds, sensitivity_errors
@@ -33,7 +34,6 @@ from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.cells import Cells, table_cells
 from fedipw.tables.columns import ROUND
-from fedipw.tables.design import Missing
 from fedipw.tables.formula import level_text, term_of
 from fedipw.tables.table import pandas_frame
 
@@ -78,7 +78,7 @@ class Evaluation:
         """Return one row per estimate."""
         names = ["group", "statistic", "estimator", "estimate", "se", "low", "high", "confidence",
                  "effective_sample_size", "clients", "replies", "se_superpopulation", "freedom",
-                 "reason"]  # fmt: skip
+                 "reason", "interval", "warning", "clusters"]  # fmt: skip
         rows = [tuple(getattr(line, name) for name in names) for line in self.estimates]
         made = pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)
         floats = pl.col("estimate", "se", "low", "high", "se_superpopulation", "freedom")
@@ -124,6 +124,7 @@ class EvaluationPlan:
     difference: Sequence[str] = ()  # of subgroups: rest, pairs, or the one to compare with
     replicates: int = 0  # replicate weights to make
     seed: int = 0  # of the groups of a jackknife and of replicate weights
+    interval: Interval = field(default_factory=Automatic)  # of all but quantiles
 
 
 def evaluated(
@@ -152,12 +153,13 @@ def evaluated(
     groups = [everyone, *(group for found in columns.values() for group in found)]
     pairs = contrasts(columns, plan.difference, everyone)
     counts = logged.counts if plan.by_samples else None
-    lines = list(plain_means(sample, values, groups, plan.confidence, counts))
-    means = _means(plan)
+    level, kind = plan.confidence, plan.interval
+    lines = list(plain_means(sample, values, groups, level, counts, interval=kind))
+    means = _means(plan, kind)
     lines += means(sample, values, [*estimators, *_totals(estimators, groups, plan)], groups)
     if plan.quantiles:
         lines += population_quantiles(
-            sample, values, plan.quantiles, groups, counts=counts, means=means
+            sample, values, plan.quantiles, groups, counts=counts, means=_means(plan, StudentT())
         )
     if pairs:
         lines += means(sample, values, *_differences(estimators, pairs))
@@ -180,14 +182,14 @@ def evaluated(
     )
 
 
-def _means(plan: EvaluationPlan) -> Means:
+def _means(plan: EvaluationPlan, kind: Interval) -> Means:
     """Return what gives estimates with their errors: linearised, or by a jackknife."""
     if not plan.jackknife:
-        return partial(population_means, confidence=plan.confidence)
+        return partial(population_means, confidence=plan.confidence, interval=kind)
 
     def made(*given: Any) -> tuple[Estimate, ...]:
         return jackknife_means(
-            *given, confidence=plan.confidence, count=plan.jackknife,
+            *given, confidence=plan.confidence, interval=kind, count=plan.jackknife,
             rng=np.random.default_rng(plan.seed),
         )  # fmt: skip
 
@@ -267,15 +269,10 @@ def covariate_cells(stage: EnrollmentStage, columns: Sequence[str]) -> dict[str,
 def _sizes(stage: EnrollmentStage, cells: Cells, mine: pl.Series) -> dict[str, float]:
     """Return how many of the population are in each cell, where that is known."""
     if stage.coded is not None:
-        table, design = stage.coded.table, stage.coded.design
-        rows = table.scan()
-        if design.missing is Missing.DROP:  # those left out are not of the population either
-            known = [pl.col(n).is_not_null() for n in design.columns]
-            known += [pl.col(n).is_not_nan() for n in design.columns if table.schema[n].is_float()]
-            rows = rows.filter(*known)
-        base = stage.population.base
+        table, base = stage.coded.table, stage.population.base
         count = pl.len() if base is None else pl.col(base).cast(pl.Float64).sum()
-        query = rows.group_by(cells.expression().alias(_CELL)).agg(count.alias("(size)"))
+        rows = listed_rows(stage).group_by(cells.expression().alias(_CELL))
+        query = rows.agg(count.alias("(size)"))
         return {str(k): float(v) for k, v in table.collect(query).iter_rows()}
     targets, size = stage.population.targets, stage.size
     if size is None or targets is None or not cells.is_category:

@@ -21,7 +21,7 @@ from fedipw.evaluation.phases import (
     ReferenceEnrollment,
     StepPhase,
 )
-from fedipw.evaluation.sample import TwoPhase
+from fedipw.evaluation.sample import Clusters, TwoPhase
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.numerics.checks import LARGEST, some
 from fedipw.selection.enrollment import EnrollmentStage
@@ -30,6 +30,7 @@ from fedipw.selection.participation import Participation, Source
 from fedipw.selection.rowstore import BlockStore
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
+from fedipw.tables.design import Missing
 from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.table import Table, TableLike
 from fedipw.weighting.pipeline import Method
@@ -417,6 +418,7 @@ class MetricCollector(Observer):
                 enrollment=phase,
                 steps=tuple(steps),
                 times=numbers,
+                clusters=member_clusters(self._stage, np.flatnonzero(inside)),
             ),
             values=np.concatenate([found.values for found in rounds])[kept],
             counts=None if np.isnan(counts).any() else counts,
@@ -431,6 +433,40 @@ class MetricCollector(Observer):
             by_classifier=tuple(by_classifier),
             enrollment_notes=tuple(notes),
         )
+
+
+def member_clusters(stage: EnrollmentStage, members: IntArray) -> Clusters | None:
+    """Return the clusters of some members (n,), none where clients are not clustered.
+
+    How many clusters and pairs the population has is known where everybody is listed.
+    """
+    population, column = stage.population, stage.population.cluster
+    if column is None:
+        return None
+    table = population.clients
+    key = pl.col(ID).cast(pl.String)
+    listed = table.collect(table.scan().select(key, pl.col(column)))
+    mine = stage.members.frame.select(key)[members].join(
+        listed, on=ID, how="left", maintain_order="left"
+    )
+    codes = np.unique(mine[column].rank("dense").to_numpy(), return_inverse=True)[1]
+    if stage.coded is None:
+        return Clusters(code=codes.astype(np.int64))
+    sizes = table.collect(listed_rows(stage).group_by(column).agg(pl.len().alias("n")))["n"]
+    pairs = float((sizes.cast(pl.Float64) * (sizes - 1) / 2.0).sum())
+    return Clusters(code=codes.astype(np.int64), count=len(sizes), pairs=pairs)
+
+
+def listed_rows(stage: EnrollmentStage) -> pl.LazyFrame:
+    """Return the clients of a population that everybody is listed of, without those left out."""
+    assert stage.coded is not None
+    table, design = stage.coded.table, stage.coded.design
+    rows = table.scan()
+    if design.missing is Missing.DROP:  # those left out are not of the population either
+        known = [pl.col(n).is_not_null() for n in design.columns]
+        known += [pl.col(n).is_not_nan() for n in design.columns if table.schema[n].is_float()]
+        rows = rows.filter(*known)
+    return rows
 
 
 def _respondents(

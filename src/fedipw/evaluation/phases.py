@@ -6,7 +6,7 @@ a ridge penalty (P4): it counts in the information that their coefficients move 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar, final
@@ -24,6 +24,7 @@ from fedipw.tables.partitions import Block, Blocks, Changed, Frame, Partitions, 
 from fedipw.weighting.balance import Balance
 
 T = TypeVar("T")
+ByUnit = Callable[[FloatArray], FloatArray]  # sums (n, K) by cluster, (C, K)
 _RANK_TOL = 1e-10  # of eigenvalues of an information, columns scaled to one
 
 
@@ -121,9 +122,9 @@ class EnrollmentPhase:
         """Number of clients that a jackknife cuts into groups."""
         return len(self.weights)
 
-    def resampled(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
+    def resampled(self, influence: FloatArray, totals: FloatArray, by_unit: ByUnit) -> FloatArray:
         """Return the sum of squares that leaving out groups of the units measures, (K,)."""
-        left = influence - self.explained(totals)
+        left = by_unit(influence - self.explained(totals))
         out: FloatArray = ((left - left.mean(axis=0)) ** 2).sum(axis=0)
         return out
 
@@ -216,21 +217,22 @@ class FittedEnrollment(EnrollmentPhase):
 
     def superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
         """Return the sum over all N clients of squares about their mean, (K,)."""
-        slope = self._slope(totals)
-        enrolled = influence - (1.0 - self.prob)[:, None] * self.explained(totals)
-        squares = (enrolled**2).sum(axis=0) + np.einsum("jk,jl,lk->k", slope, self.outside, slope)
-        mean = (influence.sum(axis=0) - self.score @ slope) / self.population_size
-        out: FloatArray = squares - self.population_size * mean**2
-        return out
+        return self.resampled(influence, totals, _itself)
 
     @property
     def units(self) -> int:
         """All clients of the population."""
         return self.population_size
 
-    def resampled(self, influence: FloatArray, totals: FloatArray) -> FloatArray:
+    def resampled(self, influence: FloatArray, totals: FloatArray, by_unit: ByUnit) -> FloatArray:
         """Return that of the superpopulation: every client may be left out, (K,)."""
-        return self.superpopulation(influence, totals)
+        slope = self._slope(totals)
+        enrolled = by_unit(influence - (1.0 - self.prob)[:, None] * self.explained(totals))
+        squares = (enrolled**2).sum(axis=0) + np.einsum("jk,jl,lk->k", slope, self.outside, slope)
+        units = self.population_size - len(influence) + len(enrolled)
+        mean = (influence.sum(axis=0) - self.score @ slope) / units
+        out: FloatArray = squares - units * mean**2
+        return out
 
     def deleted(self, groups: IntArray, count: int, rng: np.random.Generator) -> Iterator[Without]:
         """Yield weights of models fitted without each group."""
@@ -267,16 +269,25 @@ def _population_sums(block: Block, beta: FloatArray) -> tuple[FloatArray, FloatA
     return sums.hessian, (rows * prob**2) @ rows.T, block.rows
 
 
+def _itself(values: FloatArray) -> FloatArray:
+    return values
+
+
 def _labels(block: Block) -> LabelArray:
     return block.labels.copy()  # a block of a scratch file lends its memory to the next
 
 
 def _others(units: int, taken: IntArray, count: int, rng: np.random.Generator) -> IntArray:
-    """Return groups of the units that have none yet, so that all groups are equally large."""
+    """Return groups of the units that have none yet, so that all groups are equally large.
+
+    Where clusters have made some groups larger than that, the others share what is left.
+    """
     room = np.bincount(np.arange(units) % count, minlength=count)
     room -= np.bincount(taken, minlength=count)
-    if (room < 0).any():
-        raise InputError("A group of the jackknife has more enrolled clients than its share.")
+    while (room < 0).any():
+        over, open_ = int(-room[room < 0].sum()), np.flatnonzero(room > 0)
+        room = np.maximum(room, 0)
+        room[open_] -= np.bincount(np.arange(over) % len(open_), minlength=len(open_))
     return rng.permutation(np.repeat(np.arange(count), room))
 
 

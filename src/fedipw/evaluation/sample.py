@@ -26,6 +26,83 @@ class Variance(NamedTuple):
     variance: FloatArray  # (K,)
     freedom: FloatArray  # (K,) degrees of freedom (E29)
     superpopulation: FloatArray | None  # (K,) (E24), where the population is known
+    units: FloatArray  # (C, K) what each cluster, or client, adds to the error (E36)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clusters:
+    r"""Enrolled clients that belong together: devices of a person, persons of a household.
+
+    Clusters are independent of each other; within one, enrollment and replies may depend on each
+    other in any way. Products of two members are seen as often as both are enrolled. Their joint
+    probability lies between that of members who enroll together and that of members who enroll
+    each by itself,
+
+    .. math:: \frac{1}{\pi_{ij}} = \lambda\, \kappa_i \kappa_j
+       + (1 - \lambda) \sqrt{\kappa_i \kappa_j}, \qquad 0 \le \lambda \le 1 \qquad (E35)
+
+    with the :math:`\lambda` by which the enrolled pairs count the pairs of the population. Where
+    those are not known it is 0, members enroll together: where they are alike this errs towards
+    a larger variance.
+
+    Examples
+    --------
+    >>> two = Clusters(code=np.array([0, 1, 0]), pairs=2.0)
+    >>> two.sums(np.array([[1.0], [2.0], [3.0]]))[:, 0].tolist()
+    [4.0, 2.0]
+    >>> two.products(np.array([[1.0], [2.0], [3.0]]))[:, 0].tolist()
+    [6.0, 0.0]
+    >>> two.apart(np.full(3, 2.0))  # one pair of two, not the four that chance alone would take
+    0.0
+    """
+
+    code: IntArray  # (n,) cluster of each enrolled client, 0 to C - 1
+    count: int | None = None  # clusters of the population, where known
+    pairs: float | None = None  # pairs of the population's clients in one cluster, where known
+
+    def __post_init__(self) -> None:
+        if len(self.code) and (
+            self.code.min() < 0 or len(np.unique(self.code)) != self.code.max() + 1
+        ):
+            raise InputError("Clusters must be coded 0 to C - 1, each with a client.")
+
+    @cached_property
+    def size(self) -> int:
+        """Number of clusters with an enrolled client, C."""
+        return int(self.code.max(initial=-1)) + 1
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """Return the sums of values (n, K) by cluster, (C, K)."""
+        return _sums(self.code, values, self.size)
+
+    def shared(self, values: FloatArray) -> FloatArray:
+        """Return the sum over its cluster for each client, (n,), at most 1: leverages."""
+        out: FloatArray = np.minimum(self.sums(values)[self.code], 1.0)
+        return out
+
+    def products(self, values: FloatArray) -> FloatArray:
+        """Return the sums over ordered pairs of different members of their products, (C, K)."""
+        return _products(self.code, values, self.size)
+
+    def apart(self, kappa: FloatArray) -> float:
+        """Return lambda of (E35) for enrollment weights (n,)."""
+        if self.pairs is None:
+            return 0.0
+        alone, both = (float(self.products(k[:, None]).sum()) for k in (kappa, np.sqrt(kappa)))
+        return _share(2.0 * self.pairs, alone, both)
+
+
+def _sums(code: IntArray, values: FloatArray, size: int) -> FloatArray:
+    return np.column_stack([client_sums(code, column, size) for column in values.T])
+
+
+def _products(code: IntArray, values: FloatArray, size: int) -> FloatArray:
+    return _sums(code, values, size) ** 2 - _sums(code, values**2, size)
+
+
+def _share(target: float, alone: float, both: float) -> float:
+    """Return the share of ``alone``, the rest of ``both``, that makes the target; 0 to 1."""
+    return 0.0 if alone <= both else min(max((target - both) / (alone - both), 0.0), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,6 +119,7 @@ class TwoPhase:
     enrollment: EnrollmentPhase
     steps: tuple[StepPhase, ...] = ()  # fitted; none if participation is known
     times: IntArray | None = None  # (R,) when rounds were, rising; one after the other if None
+    clusters: Clusters | None = None  # of the enrolled; each by itself if None
 
     def __post_init__(self) -> None:
         check_rows(len(self.client), round=self.round, prob=self.prob)
@@ -50,6 +128,8 @@ class TwoPhase:
             raise InputError("There is no reply to estimate anything from.")
         if self.client.min() < 0 or self.client.max() >= self.clients:
             raise InputError(f"Clients of replies must be coded 0 to {self.clients - 1}.")
+        if self.clusters is not None:
+            check_rows(self.clients, cluster=self.clusters.code)
         if self.round.min() < 0 or self.round.max() >= self.rounds:
             raise InputError(f"Rounds of replies must be coded 0 to {self.rounds - 1}.")
         if self.times is not None:
@@ -63,6 +143,20 @@ class TwoPhase:
     def clients(self) -> int:
         """Number of enrolled clients, n."""
         return len(self.enrollment.weights)
+
+    @property
+    def units(self) -> int:
+        """Number of clusters, or of clients where there are none, C."""
+        return self.clients if self.clusters is None else self.clusters.size
+
+    def by_unit(self, values: FloatArray) -> FloatArray:
+        """Return the sums of values (n, K) by cluster, (C, K); themselves without clusters."""
+        return values if self.clusters is None else self.clusters.sums(values)
+
+    @cached_property
+    def unit(self) -> IntArray:
+        """Cluster of each reply, or its client where there are none, (m,)."""
+        return self.client if self.clusters is None else self.clusters.code[self.client]
 
     @cached_property
     def weights(self) -> FloatArray:
@@ -105,6 +199,17 @@ class TwoPhase:
 
         few where few clients make most of the variance, as heavy weights do.
 
+        With clusters both sums run over them, and clients are independent no more. A sum over i of
+        products of two parts of a client gains those of two members of a cluster, weighted by
+        (E35): with :math:`d_i = a_i - s_i`,
+
+        .. math:: \phi_c = \sum_{i \in c} \phi_i + \sum_{i \ne j \in c} \left[\lambda a_i a_j
+           + (1 - \lambda) \left(d_i d_j + \sqrt{f_i f_j}\, (a_i a_j - d_i d_j)\right)\right]
+           \qquad (E36)
+
+        and the second sum gains :math:`(\hat t_i \hat t_j - \hat v_{ij}) / \pi_{ij}`. Leverages
+        are those of the cluster. Without clusters :math:`\phi_i` are what they were.
+
         The superpopulation (M-estimation) form stands beside it,
 
         .. math:: \hat V = \sum_{i=1}^N (\psi_i - \bar\psi)^2, \qquad
@@ -117,11 +222,12 @@ class TwoPhase:
         if leverage is None:
             leverage = np.zeros((self.clients, values.shape[1]))
         phase, totals = self.enrollment, self.totals(values)
-        kappa, f = phase.weights[:, None], phase.fraction[:, None]
+        leverage, own = self._shared(leverage), self._shared(phase.leverage[:, None])
+        kappa = phase.weights[:, None]
         fitted, raised = self._fitted(values)
         influence = kappa * totals / _remaining(leverage) - raised
-        explained = phase.explained(totals) / _remaining(phase.leverage)[:, None]
-        terms = (1.0 - f) * (influence - explained) ** 2 + f * influence**2
+        explained = phase.explained(totals) / _remaining(own)
+        terms = self._terms(influence, explained)
         squares, largest = terms.sum(axis=0), terms.max(axis=0, initial=0.0)
         share = terms / np.where(largest > 0.0, largest, 1.0)  # their fourth powers may overflow
         fourths = (share**2).sum(axis=0)
@@ -133,8 +239,38 @@ class TwoPhase:
         return Variance(
             left + phase.target_variance(totals),
             freedom,
-            phase.superpopulation(kappa * totals - fitted, totals),
+            self._superpopulation(kappa * totals - fitted, totals),
+            self.by_unit(influence - explained),
         )
+
+    def _terms(self, influence: FloatArray, explained: FloatArray) -> FloatArray:
+        """Return the terms of the first sum of (E23), (n, K), or of (E36), (C, K)."""
+        f, apart = self.enrollment.fraction[:, None], influence - explained
+        terms: FloatArray = (1.0 - f) * apart**2 + f * influence**2
+        if self.clusters is None:
+            return terms
+        products, root, alone = self.clusters.products, np.sqrt(f), self._apart
+        both = products(apart) + products(root * influence) - products(root * apart)
+        return self.by_unit(terms) + alone * products(influence) + (1.0 - alone) * both
+
+    @cached_property
+    def _apart(self) -> float:
+        """Lambda of (E35)."""
+        assert self.clusters is not None
+        return self.clusters.apart(self.enrollment.weights / self.enrollment.own)
+
+    def _shared(self, leverage: FloatArray) -> FloatArray:
+        return leverage if self.clusters is None else self.clusters.shared(leverage)
+
+    def _superpopulation(self, influence: FloatArray, totals: FloatArray) -> FloatArray | None:
+        """Return (E24), (K,), between clusters where there are some."""
+        phase = self.enrollment
+        if self.clusters is None or phase.population_size is None:
+            return phase.superpopulation(influence, totals)
+        squares = self._terms(influence, phase.explained(totals)).sum(axis=0)
+        count = self.units if self.clusters.count is None else self.clusters.count
+        out: FloatArray = squares - influence.sum(axis=0) ** 2 / count
+        return out
 
     @property
     def together(self) -> int:
@@ -147,7 +283,47 @@ class TwoPhase:
         kept = (phase.fraction * phase.weights**2)[:, None]
         own = kept * (totals**2 - self.chance(values)) / _remaining(leverage) ** 2
         out: FloatArray = own.sum(axis=0)
+        if self.clusters is not None:
+            raised = np.broadcast_to(1.0 / _remaining(leverage), totals.shape)
+            alone = self._apart
+            single = kept / np.reshape(phase.own, (-1, 1))  # rows may stand for several clients
+            out = out + alone * self._shared_means(values, single * raised)
+            out = out + (1.0 - alone) * self._shared_means(values, np.sqrt(kept) * raised)
         return out
+
+    def _shared_means(self, values: FloatArray, scale: FloatArray) -> FloatArray:
+        r"""Return the sums over pairs of a cluster of scaled t t' less what chance adds, (K,).
+
+        What chance in participation adds is estimated from replies of two members in one round,
+        whose joint probability is a mixture as in (E35), its share by counting such pairs. Replies
+        of two members in different rounds count as unrelated.
+        """
+        assert self.clusters is not None
+        found = self.clusters.products(scale * self.totals(values)).sum(axis=0)
+        place, size, related = self._meetings
+        each = scale[self.client] * values / (self.rounds * self.prob)[:, None]
+        both = _products(place, each, size) - _products(
+            place, np.sqrt(self.prob)[:, None] * each, size
+        )
+        out: FloatArray = found - related * both.sum(axis=0)
+        return out
+
+    @cached_property
+    def _meetings(self) -> tuple[IntArray, int, float]:
+        """Cluster and round of each reply as one number, (m,), how many, and how tied replies are.
+
+        The last is 1 if members reply together and 0 if each replies by itself.
+        """
+        assert self.clusters is not None
+        place = np.unique(self.unit * self.rounds + self.round, return_inverse=True)[1]
+        size = int(place.max()) + 1
+        members = np.bincount(self.clusters.code)
+        pairs = float((members * (members - 1.0)).sum()) * self.rounds
+        alone, both = (
+            float(_products(place, w[:, None], size).sum())
+            for w in (1.0 / self.prob, 1.0 / np.sqrt(self.prob))
+        )
+        return place.astype(np.int64), size, 1.0 - _share(pairs, alone, both)
 
     def finite(self, values: FloatArray) -> FloatArray:
         r"""Return what the population's being finite takes off a jackknife over clients, (K,).
@@ -155,13 +331,15 @@ class TwoPhase:
         It is :math:`\frac{M}{M - 1} (Q - \hat V)`, with :math:`\hat V` of (E23) and Q the sum of
         squares that leaving out groups of the M units measures, both without leverages. The units
         are all N clients where enrollment was fitted on them, and then Q is (E24); the enrolled
-        elsewhere.
+        elsewhere. Enrolled clients of one cluster are one unit.
         """
         phase, totals = self.enrollment, self.totals(values)
-        f, influence = phase.fraction[:, None], self._influence(values, totals)
-        terms = (1.0 - f) * (influence - phase.explained(totals)) ** 2 + f * influence**2
-        apart = phase.resampled(influence, totals) - terms.sum(axis=0) + self._finite(values)
-        out: FloatArray = apart * (phase.units / max(phase.units - 1, 1))
+        influence = self._influence(values, totals)
+        terms = self._terms(influence, phase.explained(totals))
+        units = phase.units - self.clients + self.units
+        measured = phase.resampled(influence, totals, self.by_unit)
+        apart = measured - terms.sum(axis=0) + self._finite(values)
+        out: FloatArray = apart * (units / max(units - 1, 1))
         return out
 
     def _influence(self, values: FloatArray, totals: FloatArray) -> FloatArray:
@@ -169,9 +347,9 @@ class TwoPhase:
         return self.enrollment.weights[:, None] * totals - self._fitted(values)[0]
 
     def influence(self, values: FloatArray) -> FloatArray:
-        """Return a - s of (E23) without leverages, (n, K)."""
+        """Return a - s of (E23) without leverages, by cluster where there are some, (C, K)."""
         totals = self.totals(values)
-        return self._influence(values, totals) - self.enrollment.explained(totals)
+        return self.by_unit(self._influence(values, totals) - self.enrollment.explained(totals))
 
     def deleted(
         self, groups: IntArray, count: int, rng: np.random.Generator
@@ -199,7 +377,7 @@ class TwoPhase:
         for step in self.steps:
             part = step.fitted_part(self.weights, values)
             plain += part
-            raised += part / _remaining(step.leverage)[:, None]
+            raised += part / _remaining(self._shared(step.leverage[:, None]))
         return plain, raised
 
     @cached_property

@@ -75,7 +75,8 @@ class Ratio(MeanEstimator):
         estimate = float(weights @ values) / total
         shares = client_sums(sample.client, weights * self.under / total, sample.clients)
         u = flags * (values - estimate * self.under) / total
-        return Linear(estimate, u, shares, unit=float(weights.sum()) / total)
+        unit = float(weights.sum()) / total
+        return Linear(estimate, u, shares, unit=unit, shares=shares)
 
     def part(self, chosen: BoolArray) -> Ratio:
         """Return the same for some of the replies, (m,)."""
@@ -128,8 +129,9 @@ class Total(MeanEstimator):
             raise InputError(_UNKNOWN)
         found = self.mean.linear(sample, values, group)
         return Linear(
-            size * found.estimate, size * found.values, found.leverage, unit=size * found.unit
-        )
+            size * found.estimate, size * found.values, found.leverage,
+            unit=size * found.unit, shares=found.shares,
+        )  # fmt: skip
 
     def part(self, chosen: BoolArray) -> Total:
         """Return the same for some of the replies, (m,)."""

@@ -57,16 +57,18 @@ class RunConfig:
         ledger: Path,
         augment: bool = True,
         examples: str | None = None,
+        cluster: str | None = None,
     ) -> Self:
         """Return the configuration, its tables read and checked.
 
         ``ledger`` is the directory of the run, whose clients may have been others before;
         ``augment`` is whether the default method may keep sums of updates; ``examples`` is the
-        column of numbers of samples where the target is the mean over samples.
+        column of numbers of samples where the target is the mean over samples; ``cluster`` that of
+        what clients share, the unit of standard errors.
         """
         who = _population(
             population, enrolled, targets, population_size, settings.enrollment, totals=totals
-        )
+        ).clustered(cluster)
         names = who.clients.schema.names()
         columns = _asked(settings.participation, covariates, names)
         declared = declarations(covariates)
@@ -99,6 +101,8 @@ class RunConfig:
             evaluation = _with_levels(settings.plan(who), columns, declared)
         if examples is not None:
             shared["examples"] = examples
+        if cluster is not None:
+            shared["cluster"] = cluster
         if settings.trim is not None and not plan.method.augmentation.weighs_replies:
             raise InputError(
                 f"trim cuts the weights of replies, and {plan.method.name} has none: leave it out."

@@ -145,6 +145,8 @@ class Evaluator:
             metrics[f"{name}-plain"] = plain_mean(table)
             if found[name].reason:
                 _LOG.warning("FedIPW: no interval of %s: %s", name, found[name].reason)
+            elif found[name].warning:
+                _LOG.info("FedIPW: the interval of %s %s", name, found[name].warning)
             for key, value in found[name].metrics(name).items():
                 metrics[key] = value
         self.journal.write(EVALUATED, server_round, metrics, evaluation=index, whole=True)

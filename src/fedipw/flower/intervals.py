@@ -12,6 +12,7 @@ import polars as pl
 from fedipw.errors import FedIPWError, InputError
 from fedipw.evaluation.estimators import EVERYONE, Estimate, Group, HajekMean, population_means
 from fedipw.evaluation.evaluate import column_groups
+from fedipw.evaluation.intervals import Automatic
 from fedipw.evaluation.logged import VALUE, LoggedSample, MetricCollector, Metrics, check_method
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import visible
@@ -33,6 +34,11 @@ class TargetMeans:
     estimates: tuple[Estimate, ...] = ()  # everyone first
     reason: str = ""
 
+    @property
+    def warning(self) -> str:
+        """What the interval of everyone cannot promise, and why; empty if no rule says so."""
+        return self.estimates[0].warning if self.estimates else ""
+
     def metrics(self, name: str) -> dict[str, float]:
         """Return the metrics that a round records: ``loss-target``, ``loss-target-low``, ...
 
@@ -46,7 +52,7 @@ class TargetMeans:
         """
         out = {}
         for line in self.estimates:
-            if line.reason and not np.isfinite(line.se):
+            if not np.isfinite(line.low):
                 continue
             inside = "" if line.group == EVERYONE else f"[{visible(line.group)}]"
             for key, value in (("", line.estimate), ("-se", line.se), ("-low", line.low),
@@ -70,7 +76,7 @@ def target_means(
     tables: Mapping[str, pl.DataFrame],
     how: TargetPlan,
 ) -> dict[str, TargetMeans]:
-    """Return Hájek's means of a round's metrics, with their design-based intervals (E23).
+    """Return Hájek's means of a round's metrics, with the recommended design-based intervals (E23).
 
     The evaluation ledger is read once for all metrics and subgroups. Participation is fitted on its
     last rounds, the one just closed among them. Enrollment is that of the method; for one without
@@ -132,7 +138,7 @@ def _estimated(
         if how.plan.examples is not None:
             counts = member_counts(stage, how.plan.examples)[rows].astype(np.float64)
         mean = HajekMean(counts)
-        found = population_means(logged.sample, values[rows], [mean], groups)
+        found = population_means(logged.sample, values[rows], [mean], groups, interval=Automatic())
     except (FedIPWError, *FAILURES) as error:
         return TargetMeans(reason=str(error))
     return TargetMeans(estimates=found, reason=found[0].reason)

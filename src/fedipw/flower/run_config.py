@@ -77,6 +77,7 @@ KINDS: Final[Mapping[str, Callable[[object], Any]]] = {
     "buffers": _names,
     "examples": _text,
     "subgroups": _names,
+    "cluster": _text,
     "invitations": _text,
     "seed": _whole,
 }

@@ -146,6 +146,9 @@ class FedIPW(Strategy):
     subgroups
         Columns of the table of clients: evaluation also gives metrics of their levels, with
         intervals.
+    cluster
+        Column of the table of clients of what they share, such as a person with several devices:
+        the unit of evaluation's standard errors, and no covariate.
     callbacks
         Called with a :class:`~fedipw.flower.progress.RoundReport` after the training and after the
         evaluation of each round. One that raises is logged and does not end the run.
@@ -215,6 +218,7 @@ class FedIPW(Strategy):
         soft: bool = True,
         examples: str | None = None,
         subgroups: Sequence[str] = (),
+        cluster: str | None = None,
         callbacks: Sequence[Callback] = (),
         invitations: str | Invitations = "uniform",
         seed: int = 0,
@@ -227,7 +231,7 @@ class FedIPW(Strategy):
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, totals=totals, covariates=covariates,
             augment=noise is None,
-            ledger=Path(ledger), examples=examples,
+            ledger=Path(ledger), examples=examples, cluster=cluster,
             settings=Settings(
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,

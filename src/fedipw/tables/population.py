@@ -105,6 +105,7 @@ class Population:
     targets: Targets | None = None
     sample: ReferenceSample | None = None
     base: str | None = None  # column of base weights
+    cluster: str | None = None  # column of what clients share, such as a person
     _size: float | None = None
     _checked = False
 
@@ -218,12 +219,50 @@ class Population:
             query = query.filter(pl.col(ENROLLED))
         elif self.lists_everyone:
             self.clients.require([ENROLLED])
-        return Members(self.clients.collect(query), base=self.base)
+        return Members(self.clients.collect(query).drop(*self._shared), base=self.base)
 
     def with_targets(self, targets: Targets) -> Population:
         """Return the same population with other targets, such as shares that were rescaled."""
         made = copy(self)
         made.targets = targets
+        return made
+
+    @property
+    def _shared(self) -> tuple[str, ...]:
+        return () if self.cluster is None else (self.cluster,)
+
+    def clustered(self, column: str | None) -> Population:
+        """Return the same population with clients that share a value of a column in one cluster.
+
+        The column, such as the person that a device belongs to, is then no covariate any more. None
+        leaves every client by itself.
+
+        >>> devices = Population(pl.DataFrame({"unit_id": ["a", "b", "c"], "who": ["x", "x", "y"],
+        ...                                    "age": [30, 30, 61], "enrolled": [True] * 3}))
+        >>> devices.clustered("who").covariates
+        ('age',)
+        """
+        if column is None:
+            return self
+        table, own = self.clients, {ID, ENROLLED, FROM, UNTIL, self.base}
+        if column not in table.schema or column in own:
+            raise InputError(
+                f"{table.name} has no column {column!r} to cluster clients by; it has "
+                f"{some(n for n in table.schema.names() if n not in own)}."
+            )
+        lacking = pl.col(column).is_null()
+        if table.schema[column].is_float():
+            lacking |= pl.col(column).is_nan()
+        rows = int(table.collect(table.scan().select(lacking.sum())).item())
+        if rows:
+            raise InputError(
+                f"{table.name}: {rows} clients have no {column!r}, so it is not known whom they "
+                f"share it with. Give a client that shares with nobody a value of its own, such as "
+                f"its {ID}."
+            )
+        made = copy(self)
+        made.__dict__.pop("members", None)
+        made.cluster = column
         return made
 
     def with_members(self, members: Members) -> Population:
@@ -287,7 +326,7 @@ class Population:
     @property
     def covariates(self) -> tuple[str, ...]:
         """Names of all covariate columns."""
-        known = {ID, ENROLLED, FROM, UNTIL, self.base}
+        known = {ID, ENROLLED, FROM, UNTIL, self.base, self.cluster}
         return tuple(c for c in self.clients.schema.names() if c not in known)
 
     @cached_property
