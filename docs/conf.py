@@ -12,6 +12,8 @@ from pathlib import Path
 from docutils import nodes
 from latex2mathml.converter import convert
 
+from fedipw.audit.schema import audit_schema, schema_markdown
+
 project = "fedipw"
 author = "The fedipw developers"
 copyright = "The fedipw developers"  # Sphinx reads this name
@@ -110,8 +112,6 @@ def _block_math(self, node):
 
 def _write_audit_format():
     """Write the schema of audits and its table of fields, where they are not up to date."""
-    from fedipw.audit.schema import audit_schema, schema_markdown
-
     texts = {
         "audit-schema.json": json.dumps(audit_schema(), indent=1) + "\n",
         "audit-fields.md": schema_markdown(),

@@ -90,7 +90,7 @@ def spoilt(made: Path) -> dict[str, tuple[str | bytes, str]]:
     whole, page = (made / "after.json").read_text(), (made / "after.html").read_text()
     return {
         "another format": (changed(made, format="else"), "is not of the format fedipw-audit"),
-        "another version": (changed(made, version=2), "has version 2 of its format"),
+        "another version": (changed(made, version=1), "has version 1 of its format"),
         "cut off": (whole[: len(whole) // 2], "cannot be read"),
         "empty": ("", "cannot be read"),
         "a list": ("[1, 2]", "is not of the format"),
@@ -221,7 +221,11 @@ def test_page_and_json_are_written_together_where_they_may_or_not_at_all(
 def test_page_and_json_need_a_file_each(files: Path, capsys: Capture) -> None:
     same = ("--out", files / "a.html", "--json", files / ".." / files.name / "a.html")
     assert fedipw(*given(files), *same) == 2
-    assert "cannot be both the page and the JSON file" in capsys.readouterr().err
+    assert "the page, the JSON file and the card need a file each" in capsys.readouterr().err
+    assert not (files / "a.html").exists()
+    same = ("--out", files / "a.html", "--json", files / "a.md", "--card", files / "a.md")
+    assert fedipw(*given(files), *same) == 2
+    assert "need a file each" in capsys.readouterr().err
     assert not (files / "a.html").exists()
 
 

@@ -29,10 +29,14 @@ NOT_IN = {
         "trim": "cut weights have no standard error",
         "models": "a saved model has no rows, which the standard error needs",
         "save_models": "weights saves them",
+        "models_table": "weights shows them",
         "threshold": "of the report on overlap",
         "strict": "of the report on overlap",
     },
-    "audit": {"save_models": "weights saves them"},
+    "audit": {
+        "save_models": "weights saves them",
+        "models_table": "its page and JSON hold the coefficients",
+    },
 }
 
 
