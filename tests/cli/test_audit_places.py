@@ -223,8 +223,8 @@ def test_page_and_json_need_a_file_each(files: Path, capsys: Capture) -> None:
     assert fedipw(*given(files), *same) == 2
     assert "the page, the JSON file and the card need a file each" in capsys.readouterr().err
     assert not (files / "a.html").exists()
-    same = ("--out", files / "a.html", "--json", files / "a.md", "--card", files / "a.md")
-    assert fedipw(*given(files), *same) == 2
+    both = ("--out", files / "a.html", "--json", files / "a.md", "--card", files / "a.md")
+    assert fedipw(*given(files), *both) == 2
     assert "need a file each" in capsys.readouterr().err
     assert not (files / "a.html").exists()
 
