@@ -280,6 +280,7 @@ def evaluate(
     replicate_weights: str | Path | None = None,
     replicates: int = 0,
     seed: int = 0,
+    predict: Any = None,
     allow_missing: bool = False,
     **settings: Any,
 ) -> Evaluation:
@@ -307,12 +308,16 @@ def evaluate(
         and a group such as ``os=ios`` all others with it.
     replicate_weights, replicates, seed
         File for replicate weights, how many (50 if there is a file), and the seed of their groups
-        of clients and of a jackknife's. The result has them as ``replicates``.
+        of clients, of a jackknife's and of folds. The result has them as ``replicates``.
+    predict
+        Adds the prediction-powered mean: ``boosting``, ``forest``, ``linear``, the dotted name of a
+        scikit-learn regressor or one itself, of the metric on the enrollment model's columns.
     allow_missing
         Leave replies without a metric out, and count them.
     """
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated  # noqa: PLC0415
     from fedipw.evaluation.logged import Metrics, logged_two_phase  # noqa: PLC0415
+    from fedipw.evaluation.prediction import checked_regression  # noqa: PLC0415
     from fedipw.evaluation.replicates import REPLICATES  # noqa: PLC0415
 
     values = Metrics.read(metrics)
@@ -324,6 +329,7 @@ def evaluate(
         check_table_path(Path(replicate_weights))
         replicates = replicates or REPLICATES
     stage, ledger, plan = _job(population, rounds, {"fit": "pooled", **settings})
+    checked_regression(predict, stage)
     logged = logged_two_phase(stage, ledger, values, plan, allow_missing=allow_missing)
     asked = EvaluationPlan(
         by=(by,) if isinstance(by, str) else tuple(by), confidence=confidence,
@@ -331,7 +337,7 @@ def evaluate(
         quantiles=(quantile,) if isinstance(quantile, float | int) else tuple(quantile),
         totals=total,
         difference=(difference,) if isinstance(difference, str) else tuple(difference),
-        replicates=replicates, seed=seed,
+        replicates=replicates, seed=seed, predict=predict,
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if replicate_weights is not None and found.replicates is not None:
