@@ -8,7 +8,8 @@ how much it is believed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, Self, final
 
@@ -104,18 +105,13 @@ class Regression:
             "scikit-learn regressor, or one itself."
         )
 
-    def fitted(self, X: FloatArray, y: FloatArray, weights: FloatArray, *, flags: bool) -> Model:
-        """Return it fitted to values (n,) of rows (n, q) that count by weights (n,)."""
-        model = clone(self.of_flags if flags else self.of_numbers)
-        centre, scale = 0.0, 1.0
-        if not is_classifier(model):  # boosting keeps gradients in single precision
-            centre = float(np.average(y, weights=weights))
-            scale = float(np.sqrt(np.average((y - centre) ** 2, weights=weights))) or 1.0
-        more = {"sample_weight": weights} if has_fit_parameter(model, "sample_weight") else {}
-        with warnings.catch_warnings():  # of a fit that did not converge: any function is valid
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(X, (y - centre) / scale, **more)
-        return _Chance(model) if is_classifier(model) else _Scaled(model, centre, scale)
+    def chosen(self, values: FloatArray) -> Any:
+        """Return what is fitted to these values of a metric, (m,)."""
+        if np.isin(values, (0.0, 1.0)).all():
+            return self.of_flags
+        if self.of_numbers is None:
+            raise InputError(f"{self.name} is a classifier, and the metric is not 0 or 1")
+        return self.of_numbers
 
 
 class Model(Protocol):
@@ -214,17 +210,14 @@ class CrossFitted:
         fold = drawn_folds(np.arange(count), count, folds, np.random.default_rng(seed))[rank]
         fold_of = np.full(sample.clients, -1)
         fold_of[rows] = fold
-        flags = bool(np.isin(values, (0.0, 1.0)).all())
-        if not flags and regression.of_numbers is None:
-            raise InputError(f"{regression.name} is a classifier, and the metric is not 0 or 1")
-        row, y, often = _training(sample, values, rows, flags=flags)
+        chosen = regression.chosen(values)
+        row, y, often = _training(sample, values, rows, split=is_classifier(chosen))
         own, models = np.full(sample.clients, np.nan), []
         for k in range(folds):
-            others = fold[row] != k
-            model = _fitted(
-                regression, Z[rows[row[others]]], y[others], often[others], flags=flags, fold=k
-            )
-            own[rows[fold == k]] = _finite(model.at(Z[rows[fold == k]]), regression)
+            mine, others = rows[fold == k], fold[row] != k
+            with _failures(regression):
+                model = _fitted(chosen, Z[rows[row[others]]], y[others], often[others])
+                own[mine] = _predicted(model, Z[mine])
             models.append(model)
         return cls(regression=regression, models=tuple(models), fold_of=fold_of, own=own)
 
@@ -246,7 +239,8 @@ class CrossFitted:
             X = np.ascontiguousarray(rows.columns.T)
             if not len(X):
                 continue
-            each = np.column_stack([_finite(m.at(X), self.regression) for m in self.models])
+            with _failures(self.regression):
+                each = np.column_stack([_predicted(model, X) for model in self.models])
             each = np.column_stack([each, np.ones(len(X))])  # the last counts
             _add(sums, EVERYONE, each.sum(axis=0))
             for cell in cells.values():
@@ -267,45 +261,53 @@ def _first_places(codes: IntArray) -> IntArray:
 
 
 def _training(
-    sample: TwoPhase, values: FloatArray, rows: IntArray, *, flags: bool
+    sample: TwoPhase, values: FloatArray, rows: IntArray, *, split: bool
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Return rows to train on: places in ``rows``, values, and how much each counts."""
+    """Return rows to train on: places in ``rows``, values, and how much each counts.
+
+    A classifier has the ones and the zeros of a client as two rows, ``split``.
+    """
     n = sample.clients
     often = client_sums(sample.client, np.ones(len(values)), n)[rows]
     total = client_sums(sample.client, 1.0 / sample.prob, n)[rows]
     mean = client_sums(sample.client, values / sample.prob, n)[rows] / total
     place = np.arange(len(rows))
-    if not flags:
+    if not split:
         return place, mean, often
-    # a client's share of ones is as many rows of 1 and of 0, for classifiers
     y, parts = np.repeat([1.0, 0.0], len(rows)), np.append(often * mean, often * (1.0 - mean))
     kept = parts > 0.0
     return np.tile(place, 2)[kept], y[kept], parts[kept]
 
 
-def _fitted(
-    regression: Regression,
-    X: FloatArray,
-    y: FloatArray,
-    often: FloatArray,
-    *,
-    flags: bool,
-    fold: int,
-) -> Model:
-    if flags and len(np.unique(y)) < 2:
-        raise InputError(
-            f"all values outside fold {fold} of the clients are {y[0]:g}: nothing to predict by"
-        )
+def _fitted(estimator: Any, X: FloatArray, y: FloatArray, often: FloatArray) -> Model:
+    """Return an estimator fitted to values (n,) of rows (n, q) that count so often, (n,)."""
+    model, centre, scale = clone(estimator), 0.0, 1.0
+    if is_classifier(model) and len(np.unique(y)) < 2:
+        raise InputError(f"all values outside one fold of the clients are {y[0]:g}")
+    if not is_classifier(model):  # boosting keeps gradients in single precision
+        centre = float(np.average(y, weights=often))
+        scale = float(np.sqrt(np.average((y - centre) ** 2, weights=often))) or 1.0
+    more = {"sample_weight": often} if has_fit_parameter(model, "sample_weight") else {}
+    with warnings.catch_warnings():  # of a fit that did not converge: any function is valid
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, (y - centre) / scale, **more)
+    return _Chance(model) if is_classifier(model) else _Scaled(model, centre, scale)
+
+
+def _predicted(model: Model, X: FloatArray) -> FloatArray:
+    predicted = model.at(X)
+    if predicted.shape != (len(X),) or not np.isfinite(predicted).all():
+        raise InputError("predictions are not one finite number for each client")
+    return predicted
+
+
+@contextmanager
+def _failures(regression: Regression) -> Iterator[None]:
+    """Turn whatever a regression raises into the reason for which there is no estimate."""
     try:
-        return regression.fitted(X, y, often, flags=flags)
+        yield
     except Exception as error:  # of scikit-learn or of whoever wrote the regression
         raise InputError(f"the regression {regression.name} failed: {error}") from error
-
-
-def _finite(predicted: FloatArray, regression: Regression) -> FloatArray:
-    if not np.isfinite(predicted).all():
-        raise InputError(f"the regression {regression.name} predicts values that are not finite")
-    return predicted
 
 
 def _add(sums: dict[str, FloatArray], name: str, part: FloatArray) -> None:
@@ -392,7 +394,7 @@ class PredictionPoweredMean(MeanEstimator):
 
         with :math:`\hat t^m_i` the client's total (E19) of :math:`u^m`.
         """
-        centred = self.centred(sample, group)
+        centred = self._supported(sample, group)
         if group.name not in self.powers:
             raise InputError("no power was tuned for the group")
         power = self.powers[group.name]
@@ -401,27 +403,30 @@ class PredictionPoweredMean(MeanEstimator):
             return found
         predicted = HajekMean().linear(sample, centred, group).values[:, None]
         squares = (sample.enrollment.weights * sample.totals(predicted)[:, 0]) ** 2
-        return found._replace(leverage=np.minimum(found.leverage + squares / squares.sum(), 1.0))
+        share = squares / (squares.sum() or 1.0)
+        return found._replace(leverage=np.minimum(found.leverage + share, 1.0))
 
     def centred(self, sample: TwoPhase, group: Group) -> FloatArray:
         """Return the predictions less their model's mean over the group, c of (E57), (m,)."""
         key = EVERYONE if group.inside is None else group.name
         if key not in self.means:
             raise InputError("the population's rows of the group are not known")
-        inside = sample.client[group.flags(sample) > 0.0]
-        seen = len(np.unique(inside))
-        if seen < TERMS * CLIENTS_PER_TERM:
-            raise InputError(
-                f"{seen} clients replied, the power of a prediction needs "
-                f"{TERMS * CLIENTS_PER_TERM}"
-            )
         return (self.own - self.means[key][self.fold_of])[sample.client]
 
+    def _supported(self, sample: TwoPhase, group: Group) -> FloatArray:
+        """Return c, if enough clients of the group replied."""
+        seen = len(np.unique(sample.client[group.flags(sample) > 0.0]))
+        needed = TERMS * CLIENTS_PER_TERM
+        if seen < needed:
+            raise InputError(f"{seen} clients replied, the power of a prediction needs {needed}")
+        return self.centred(sample, group)
+
     def _power(self, sample: TwoPhase, values: FloatArray, group: Group) -> float:
-        y, share = HajekMean().linear(sample, values, group)[1:]
-        m = HajekMean().linear(sample, self.centred(sample, group), group).values
-        leverage = np.column_stack([share, share, share])
-        each, predicted, both = sample.variance(np.column_stack([y, m, y + m]), leverage).variance
+        y = HajekMean().linear(sample, values, group)
+        m = HajekMean().linear(sample, self._supported(sample, group), group).values
+        columns = np.column_stack([y.values, m, y.values + m])
+        leverage = np.column_stack([y.leverage] * 3)
+        each, predicted, both = sample.variance(columns, leverage).variance
         if not predicted > 0.0:
             return 0.0
         return float(np.clip(0.5 * (both - each - predicted) / predicted, 0.0, 1.0))
