@@ -171,8 +171,8 @@ class CrossFitted:
            \bar y_i = \frac{\sum_r w_{ir} y_{ir}}{\sum_r w_{ir}} \qquad (E55)
 
         Folds :math:`F_k` are drawn by chance alone, and all replies of a client, or of a cluster,
-        share one. A client counts by its number of replies. A metric that is 0 or 1 is given to
-        classifiers as it is.
+        share one. Clients count alike, however often they replied. A metric that is 0 or 1 is given
+        to classifiers as it is.
 
         Parameters
         ----------
@@ -211,12 +211,12 @@ class CrossFitted:
         fold_of = np.full(sample.clients, -1)
         fold_of[rows] = fold
         chosen = regression.chosen(values)
-        row, y, often = _training(sample, values, rows, split=is_classifier(chosen))
+        row, y, weights = _training(sample, values, rows, split=is_classifier(chosen))
         own, models = np.full(sample.clients, np.nan), []
         for k in range(folds):
             mine, others = rows[fold == k], fold[row] != k
             with _failures(regression):
-                model = _fitted(chosen, Z[rows[row[others]]], y[others], often[others])
+                model = _fitted(chosen, Z[rows[row[others]]], y[others], weights[others])
                 own[mine] = _predicted(model, Z[mine])
             models.append(model)
         return cls(regression=regression, models=tuple(models), fold_of=fold_of, own=own)
@@ -265,33 +265,33 @@ def _training(
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return rows to train on: places in ``rows``, values, and how much each counts.
 
-    A classifier has the ones and the zeros of a client as two rows, ``split``.
+    A classifier has the ones and the zeros of a client as two rows that share its weight, if there
+    are both.
     """
-    n = sample.clients
-    often = client_sums(sample.client, np.ones(len(values)), n)[rows]
-    total = client_sums(sample.client, 1.0 / sample.prob, n)[rows]
-    mean = client_sums(sample.client, values / sample.prob, n)[rows] / total
+    total = client_sums(sample.client, 1.0 / sample.prob, sample.clients)[rows]
+    mean = client_sums(sample.client, values / sample.prob, sample.clients)[rows] / total
     place = np.arange(len(rows))
     if not split:
-        return place, mean, often
-    y, parts = np.repeat([1.0, 0.0], len(rows)), np.append(often * mean, often * (1.0 - mean))
-    kept = parts > 0.0
-    return np.tile(place, 2)[kept], y[kept], parts[kept]
+        return place, mean, np.ones(len(rows))
+    y, share = np.repeat([1.0, 0.0], len(rows)), np.append(mean, 1.0 - mean)
+    kept = share > 0.0
+    return np.tile(place, 2)[kept], y[kept], share[kept]
 
 
-def _fitted(estimator: Any, X: FloatArray, y: FloatArray, often: FloatArray) -> Model:
-    """Return an estimator fitted to values (n,) of rows (n, q) that count so often, (n,)."""
-    model, centre, scale = clone(estimator), 0.0, 1.0
-    if is_classifier(model) and len(np.unique(y)) < 2:
-        raise InputError(f"all values outside one fold of the clients are {y[0]:g}")
-    if not is_classifier(model):  # boosting keeps gradients in single precision
-        centre = float(np.average(y, weights=often))
-        scale = float(np.sqrt(np.average((y - centre) ** 2, weights=often))) or 1.0
-    more = {"sample_weight": often} if has_fit_parameter(model, "sample_weight") else {}
+def _fitted(estimator: Any, X: FloatArray, y: FloatArray, weights: FloatArray) -> Model:
+    """Return an estimator fitted to values (n,) of rows (n, q) that count so much, (n,)."""
+    model = clone(estimator)
+    alike = bool((weights == 1.0).all()) or not has_fit_parameter(model, "sample_weight")
+    more = {} if alike else {"sample_weight": weights}
     with warnings.catch_warnings():  # of a fit that did not converge: any function is valid
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(X, (y - centre) / scale, **more)
-    return _Chance(model) if is_classifier(model) else _Scaled(model, centre, scale)
+        if is_classifier(model):
+            if len(np.unique(y)) < 2:
+                raise InputError(f"all values outside one fold of the clients are {y[0]:g}")
+            return _Chance(model.fit(X, y, **more))
+        centre, scale = float(y.mean()), float(y.std()) or 1.0
+        # boosting keeps gradients in single precision
+        return _Scaled(model.fit(X, (y - centre) / scale, **more), centre, scale)
 
 
 def _predicted(model: Model, X: FloatArray) -> FloatArray:
