@@ -25,7 +25,7 @@ from scipy.special import expit
 from threadpoolctl import threadpool_limits
 
 from fedipw.evaluation.estimators import EVERYONE, GregMean, Group, HajekMean, population_means
-from fedipw.evaluation.prediction import CrossFitted, PredictionPoweredMean, Regression
+from fedipw.evaluation.prediction import CrossFitted, PredictionPoweredMean, Regressor
 from fedipw.lab.files import environment
 from fedipw.lab.two_phase import fitted_two_phase
 
@@ -79,7 +79,7 @@ def draw(Z: np.ndarray, y: np.ndarray, seed: int) -> dict[str, Any]:
         np.tile(ids, ROUNDS), np.repeat(np.arange(ROUNDS), len(ids)), replied=replied.ravel(),
     )  # fmt: skip
     values = y[ids][sample.client, sample.round]
-    fit = CrossFitted.of(Regression.named("boosting"), Z[ids], sample, values, seed=seed)
+    fit = CrossFitted.of(Regressor.named("boosting"), Z[ids], sample, values, seed=seed)
     means = {EVERYONE: np.array([model.at(Z).mean() for model in fit.models])}
     powered = PredictionPoweredMean.tuned(fit, means, sample, values, [Group()])
     greg, truth = GregMean(Z[ids], Z.mean(axis=0)), float(y.mean())

@@ -32,7 +32,7 @@ from fedipw.evaluation.prediction import (
     NAME,
     CrossFitted,
     PredictionPoweredMean,
-    Regression,
+    Regressor,
     checked_regression,
 )
 from fedipw.evaluation.sample import TwoPhase
@@ -59,7 +59,7 @@ class Drawn:
         return np.array([model.at(self.Z[inside]).mean() for model in fit.models])
 
     def fit(self, regression: Any, **more: Any) -> CrossFitted:
-        named = Regression.named(regression)
+        named = Regressor.named(regression)
         return CrossFitted.of(named, self.Z[self.ids], self.sample, self.values, **more)
 
     def tuned(self, regression: Any, group: Group | None = None) -> PredictionPoweredMean:
@@ -246,7 +246,7 @@ def test_folds_and_predictions_do_not_depend_on_how_clients_are_numbered() -> No
     turned = replace(
         known, client=new[known.client], enrollment=KnownEnrollment(weights=phase.weights[turn])
     )
-    values, named = world.values, Regression.named("boosting")
+    values, named = world.values, Regressor.named("boosting")
     Z = world.Z[world.ids]
     one = CrossFitted.of(named, Z, known, values, order=np.arange(n))
     two = CrossFitted.of(named, Z[turn], turned, values, order=new)

@@ -71,7 +71,7 @@ OF_FLAGS: dict[str, Recipe] = {  # in place of those where the metric is 0 or 1
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Regression:
+class Regressor:
     """A regression of scikit-learn, not fitted: of numbers, and of a metric that is 0 or 1."""
 
     name: str
@@ -79,15 +79,15 @@ class Regression:
     of_flags: Any
 
     @classmethod
-    def named(cls, name: Any) -> Regression:
+    def named(cls, name: Any) -> Regressor:
         """Return ``boosting``, ``forest``, ``linear``, that of a dotted name, or the one given.
 
         Boosting and forests give a metric that is 0 or 1 the probability of their classifiers. A
         classifier of another name serves such metrics alone.
 
-        >>> Regression.named("linear").of_numbers
+        >>> Regressor.named("linear").of_numbers
         LinearRegression()
-        >>> Regression.named("bosting")
+        >>> Regressor.named("bosting")
         Traceback (most recent call last):
         ...
         fedipw.errors.InputError: No regression 'bosting'. Known: boosting, forest, linear, or...
@@ -147,7 +147,7 @@ class _Chance:
 class CrossFitted:
     """A regression fitted once per fold of clients, on the replies of the other folds."""
 
-    regression: Regression
+    regression: Regressor
     models: tuple[Model, ...]  # models[k] saw no reply of fold k
     fold_of: IntArray  # (n,) of the enrolled; -1 for those that never replied
     own: FloatArray  # (n,) predictions by the model of the client's fold; NaN for the others
@@ -155,7 +155,7 @@ class CrossFitted:
     @classmethod
     def of(
         cls,
-        regression: Regression,
+        regression: Regressor,
         Z: FloatArray,
         sample: TwoPhase,
         values: FloatArray,
@@ -302,7 +302,7 @@ def _predicted(model: Model, X: FloatArray) -> FloatArray:
 
 
 @contextmanager
-def _failures(regression: Regression) -> Iterator[None]:
+def _failures(regression: Regressor) -> Iterator[None]:
     """Turn whatever a regression raises into the reason for which there is no estimate."""
     try:
         yield
@@ -453,7 +453,7 @@ class Powered(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def checked_regression(predict: Any, stage: EnrollmentStage) -> Regression | None:
+def checked_regression(predict: Any, stage: EnrollmentStage) -> Regressor | None:
     """Return the regression asked for, none if none is; raise if it cannot be used here."""
     if predict is None:
         return None
@@ -463,7 +463,7 @@ def checked_regression(predict: Any, stage: EnrollmentStage) -> Regression | Non
             "predictions over it follows from no totals and no sample. Leave the prediction out; "
             "GREG is the regression that totals allow."
         )
-    return Regression.named(predict)
+    return Regressor.named(predict)
 
 
 def powered_mean(
@@ -482,7 +482,7 @@ def powered_mean(
     logged, stage
         The replies, and what is known of enrollment: a table of the whole population.
     predict
-        A regression, as of :meth:`Regression.named`.
+        A regression, as of :meth:`Regressor.named`.
     groups, cells
         Groups to estimate for, and how the columns behind them are cut.
     seed
