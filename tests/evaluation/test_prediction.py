@@ -389,33 +389,67 @@ def test_the_order_of_rows_does_not_matter(files: Files) -> None:
             assert after[group][name] == pytest.approx(line[name], rel=1e-9), (group, name)
 
 
+@pytest.mark.parametrize("base", [None, "d"], ids=["rows alike", "base weights"])
 @pytest.mark.parametrize("lost", [False, True], ids=["whole", "missing values dropped"])
 def test_means_streamed_from_files_are_those_in_memory(
-    tmp_path: Path, files: Files, lost: bool
+    tmp_path: Path, files: Files, lost: bool, base: str | None
 ) -> None:
-    people = files.people
+    people = files.people.with_columns(d=1.0 + pl.col("unit_id") % 3)
     if lost:
         people = people.with_columns(pl.when(pl.col("unit_id") % 7 > 0).then("age").alias("age"))
     (tmp_path / "parts").mkdir()
     for k in range(3):  # a batch does not go beyond a file
         people[k * 200 : (k + 1) * 200].write_parquet(tmp_path / "parts" / f"{k}.parquet")
-    stage = Settings(missing="drop").stage(Population(tmp_path / "parts"))
+    stage = Settings(missing="drop").stage(Population(tmp_path / "parts", base="d"))
     world = drawn(1)
     fit = world.fit(tree())
     assert stage.coded is not None
     cells = table_cells(stage.coded.table, ["rich", "age"])
-    found = fit.means(stage.coded, cells)
+    found = fit.means(stage.coded, cells, base)
     known = people.filter(pl.col("age").is_not_null())
     flags = (known["rich"] == "yes").cast(pl.Float64)
     Z = np.column_stack([known["age"], flags])
     assert stage.coded.design.names == ("age", "rich[yes]")
     each = np.column_stack([model.at(Z) for model in fit.models])
-    np.testing.assert_allclose(found[EVERYONE], each.mean(axis=0), rtol=1e-12)
+    weights = np.ones(len(Z)) if base is None else known[base].to_numpy()
+    expected = np.average(each, axis=0, weights=weights)
+    np.testing.assert_allclose(found[EVERYONE], expected, rtol=1e-12)
     for column, cell in cells.items():
         level = known.select(cell.expression().alias(column))[column]
         for name in level.unique():
-            expected = each[(level == name).to_numpy()].mean(axis=0)
+            inside = (level == name).to_numpy()
+            expected = np.average(each[inside], axis=0, weights=weights[inside])
             np.testing.assert_allclose(found[cell.named(name)], expected, rtol=1e-12)
+
+
+def test_rows_that_stand_for_several_clients_count_as_often(files: Files) -> None:
+    rows, replies = files.where / "rounds", files.metrics
+    alike = fedipw.evaluate(replies, files.people, rows, predict="linear").of(NAME)
+    given = Population(files.people.with_columns(d=pl.lit(3.0)), base="d")
+    found = fedipw.evaluate(replies, given, rows, predict="linear").of(NAME)
+    assert found.estimate == pytest.approx(alike.estimate, rel=1e-9)
+    heavy = pl.when(pl.col("age") > 0.0).then(3.0).otherwise(1.0)
+    given = Population(files.people.with_columns(d=heavy), base="d")
+    moved = fedipw.evaluate(replies, given, rows, predict="boosting").of(NAME)
+    hajek = fedipw.evaluate(replies, given, rows).of("hajek")
+    assert (
+        abs(moved.estimate - hajek.estimate) < 2 * hajek.se < abs(moved.estimate - alike.estimate)
+    )
+
+
+def test_totals_and_differences_go_with_predictions(files: Files) -> None:
+    found = fedipw.evaluate(
+        files.metrics, files.people, files.where / "rounds", by="rich", total=True,
+        difference=["pairs", "rest"], predict="linear",
+    )  # fmt: skip
+    no, yes = (found.of(NAME, f"rich = {level}").estimate for level in ("no", "yes"))
+    apart = found.of(NAME, "rich = no less rich = yes", "difference")
+    assert apart.estimate == pytest.approx(no - yes, rel=1e-9)
+    assert apart.se > 0.0
+    total = found.of(NAME, EVERYONE, "total")
+    assert total.estimate == pytest.approx(500 * found.of(NAME).estimate, rel=1e-12)
+    rest = found.of(NAME, "rich = no less the rest", "difference")
+    assert rest.reason == "the population's rows of the group are not known"
 
 
 def test_a_jackknife_keeps_models_and_powers_and_agrees(files: Files) -> None:

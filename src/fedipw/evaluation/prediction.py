@@ -221,16 +221,20 @@ class CrossFitted:
             models.append(model)
         return cls(regression=regression, models=tuple(models), fold_of=fold_of, own=own)
 
-    def means(self, coded: CodedTable, cells: Mapping[str, Cells]) -> dict[str, FloatArray]:
+    def means(
+        self, coded: CodedTable, cells: Mapping[str, Cells], base: str | None = None
+    ) -> dict[str, FloatArray]:
         r"""Return every model's mean over the population and over the cells of columns, (K,) each.
 
         .. math:: \bar m_{kD} = \frac{1}{N_D} \sum_{i \in D} m_k(Z_i) \qquad (E56)
 
         The table is read once, in batches; what is kept does not grow with it. Clients that the
-        missing-value policy leaves out of the population are left out here too.
+        missing-value policy leaves out of the population are left out here too, and a row counts
+        by the column ``base`` where there is one.
         """
         table, design, folds = coded.table, coded.design, len(self.models)
-        names = tuple(dict.fromkeys((*design.columns, *cells)))
+        more = () if base is None else (base,)
+        names = tuple(dict.fromkeys((*design.columns, *cells, *more)))
         sums: dict[str, FloatArray] = {}
         done = 0
         for batch in table.batches(names, rows=rows_per_block(len(design.terms) + folds)):
@@ -242,6 +246,8 @@ class CrossFitted:
             with _failures(self.regression):
                 each = np.column_stack([_predicted(model, X) for model in self.models])
             each = np.column_stack([each, np.ones(len(X))])  # the last counts
+            if base is not None:
+                each *= batch[base].cast(pl.Float64).to_numpy()[rows.known, None]
             _add(sums, EVERYONE, each.sum(axis=0))
             for cell in cells.values():
                 level = batch.select(cell.expression().alias(_CELL))[_CELL].to_numpy()[rows.known]
@@ -498,7 +504,7 @@ def powered_mean(
         fit = CrossFitted.of(
             regression, Z, logged.sample, logged.values, order=order.astype(np.int64), seed=seed
         )
-        means = fit.means(coded, cells)
+        means = fit.means(coded, cells, stage.population.base)
     except InputError as error:
         return Powered(NoPrediction(str(error)))
     found = PredictionPoweredMean.tuned(fit, means, logged.sample, logged.values, groups)
