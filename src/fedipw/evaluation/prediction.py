@@ -333,10 +333,10 @@ class PredictionPoweredMean(MeanEstimator):
        u_{ir} = \frac{D_i (y_{ir} - \lambda c_{ir} - \hat\mu)}{\sum w_{ir} D_i} \qquad (E57)
 
     with :math:`s_k` the share of the weights in fold k and :math:`\hat m_{kD}` Hájek's mean of
-    the fold's predictions. A client that never replied is so predicted by the average of all
-    folds' models, weighted by :math:`s_k`, a respondent by the model that did not see it. Given the
-    other folds a fold's model is a fixed function, so u is that of Hájek's mean of
-    :math:`y - \lambda c`; a client has no leverage on its own prediction. The power
+    the fold's predictions. So the population is predicted by the average of all folds' models,
+    weighted by :math:`s_k`, whether a client replied or not, and a reply by the model that did not
+    see its client. Given the other folds a fold's model is a fixed function, so u is that of
+    Hájek's mean of :math:`y - \lambda c`; a client has no leverage on its own prediction. The power
     :math:`\lambda` is that of :meth:`tuned`: 0 is Hájek's mean, 1 the difference estimator of
     Cassel, Särndal and Wretman (1976).
 
