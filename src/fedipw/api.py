@@ -284,6 +284,7 @@ def evaluate(
     proportion: bool | None = None,
     cluster: str | None = None,
     seed: int = 0,
+    predict: Any = None,
     allow_missing: bool = False,
     **settings: Any,
 ) -> Evaluation:
@@ -311,7 +312,8 @@ def evaluate(
         and a group such as ``os=ios`` all others with it.
     replicate_weights, replicates, seed
         File for replicate weights, how many (50 if there is a file), and the seed of their groups
-        of clients, of a jackknife's and of a bootstrap. The result has them as ``replicates``.
+        of clients, of a jackknife's, of a bootstrap and of folds. The result has them as
+        ``replicates``.
     interval, resamples
         Kind of interval: ``auto``, ``t``, ``logit``, ``beta``, ``jeffreys`` or ``bootstrap``
         (:mod:`fedipw.evaluation.intervals`), and resamples of a bootstrap over clients.
@@ -320,12 +322,16 @@ def evaluate(
     cluster
         Column of what clients share, such as a person with several devices: standard errors are
         then between clusters.
+    predict
+        Adds the prediction-powered mean: ``boosting``, ``forest``, ``linear``, the dotted name of a
+        scikit-learn regressor or one itself, of the metric on the enrollment model's columns.
     allow_missing
         Leave replies without a metric out, and count them.
     """
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated  # noqa: PLC0415
     from fedipw.evaluation.intervals import interval_named  # noqa: PLC0415
     from fedipw.evaluation.logged import Metrics, logged_two_phase  # noqa: PLC0415
+    from fedipw.evaluation.prediction import checked_regression  # noqa: PLC0415
     from fedipw.evaluation.replicates import REPLICATES  # noqa: PLC0415
 
     values = Metrics.read(metrics)
@@ -340,6 +346,7 @@ def evaluate(
     kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
     who = _population(population).clustered(cluster)
     stage, ledger, plan = _job(who, rounds, {"fit": "pooled", **settings})
+    checked_regression(predict, stage)
     logged = logged_two_phase(stage, ledger, values, plan, allow_missing=allow_missing)
     asked = EvaluationPlan(
         by=(by,) if isinstance(by, str) else tuple(by), confidence=confidence,
@@ -348,6 +355,7 @@ def evaluate(
         totals=total,
         difference=(difference,) if isinstance(difference, str) else tuple(difference),
         replicates=replicates, seed=seed, interval=kind,
+        predict=predict,
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if replicate_weights is not None and found.replicates is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MEAN = "mean"
 _SHOWN = 60  # rows of a table
-_SHORT = {"horvitz-thompson": "HT"}
+_SHORT = {"horvitz-thompson": "HT", "prediction-powered": "PPI"}
 
 
 def evaluate(
@@ -77,6 +77,13 @@ def evaluate(
     ] = None,
     replicates: Annotated[int | None, Option(help="How many of them; 50 unless given.")] = None,
     seed: Annotated[int, Option(help="Of the groups that these leave out, of bootstraps.")] = 0,
+    predict: Annotated[
+        str | None,
+        Option(
+            help="Add the prediction-powered mean: boosting, forest, linear, or the dotted name of "
+            "a scikit-learn regressor of the metric on covariates."
+        ),
+    ] = None,
     jackknife: Annotated[int, Option(help="Groups of a jackknife over clients; 0 linearises.")] = 0,
     confidence: Annotated[float, Option(help="Of the intervals.")] = 0.95,
     interval: Annotated[
@@ -107,6 +114,7 @@ def evaluate(
     from fedipw.evaluation.evaluate import EvaluationPlan, evaluated
     from fedipw.evaluation.intervals import interval_named
     from fedipw.evaluation.logged import Metrics, logged_two_phase
+    from fedipw.evaluation.prediction import checked_regression
     from fedipw.evaluation.replicates import REPLICATES
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_results, check_table_path, write_table
@@ -140,6 +148,7 @@ def evaluate(
     settings = models.settings(method=scheme, fit="pooled", client=client)
     plan = settings.plan(who)
     stage = coded_stage(settings, who, ledger)
+    checked_regression(predict, stage)
     with bar("rounds") as step:
         logged = logged_two_phase(
             stage, ledger, values, plan, allow_missing=missing_metrics, progress=step
@@ -149,6 +158,7 @@ def evaluate(
         conclusion=conclusion, jackknife=jackknife, by_samples=samples, interval=kind,
         quantiles=tuple(quantile or ()), totals=total, difference=tuple(difference or ()),
         replicates=(replicates or REPLICATES) if replicate_weights is not None else 0, seed=seed,
+        predict=predict,
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
     if out is not None:

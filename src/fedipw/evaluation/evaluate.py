@@ -26,6 +26,7 @@ from fedipw.evaluation.estimators import (
 )
 from fedipw.evaluation.intervals import Automatic, Interval, StudentT
 from fedipw.evaluation.logged import LoggedSample, listed_rows
+from fedipw.evaluation.prediction import powered_mean
 from fedipw.evaluation.quantiles import Means, population_quantiles
 from fedipw.evaluation.replicates import ReplicateWeights, replicate_weights
 from fedipw.evaluation.sensitivity import odds_ratio_at, sensitivity_bounds, sensitivity_errors
@@ -123,7 +124,8 @@ class EvaluationPlan:
     totals: bool = False  # of everyone and of subgroups of known size
     difference: Sequence[str] = ()  # of subgroups: rest, pairs, or the one to compare with
     replicates: int = 0  # replicate weights to make
-    seed: int = 0  # of the groups of a jackknife and of replicate weights
+    predict: Any = None  # regression of the metric on Z, by name or itself; none without
+    seed: int = 0  # of the groups of a jackknife, of replicate weights and of folds
     interval: Interval = field(default_factory=Automatic)  # of all but quantiles
 
 
@@ -152,6 +154,11 @@ def evaluated(
     }
     groups = [everyone, *(group for found in columns.values() for group in found)]
     pairs = contrasts(columns, plan.difference, everyone)
+    notes = logged.notes()
+    if plan.predict is not None:
+        cells = covariate_cells(stage, [name for name in columns if name != ROUND])
+        powered = powered_mean(logged, stage, plan.predict, groups, cells=cells, seed=plan.seed)
+        estimators, notes = [*estimators, powered.mean], (*notes, *powered.notes)
     counts = logged.counts if plan.by_samples else None
     level, kind = plan.confidence, plan.interval
     lines = list(plain_means(sample, values, groups, level, counts, interval=kind))
@@ -175,7 +182,7 @@ def evaluated(
         sensitivity=bounds,
         sensitivity_reason=reason,
         reverses_at=reverses_at,
-        notes=logged.notes(),
+        notes=notes,
         replicates=replicate_weights(logged, stage, plan.replicates, plan.seed)
         if plan.replicates
         else None,
@@ -221,6 +228,11 @@ def _estimators(logged: LoggedSample, plan: EvaluationPlan) -> list[MeanEstimato
     if plan.by_samples:
         if counts is None:
             raise InputError("The mean over samples needs a column 'n' in the metrics.")
+        if plan.predict is not None:
+            raise InputError(
+                "Predictions are of the mean over clients: how many samples those have that never "
+                "enrolled is not known. Ask for one of the two."
+            )
         return [HajekMean(counts=counts), *ratio]
     made: list[MeanEstimator] = [HorvitzThompsonMean(logged.incomplete), HajekMean()]
     if logged.regression is not None:

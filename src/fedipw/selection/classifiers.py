@@ -7,7 +7,7 @@ An :class:`Estimator` makes a :class:`Fit` of coded rows. :class:`Newton` is the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
@@ -313,6 +313,19 @@ def client_folds(
     return fold_of
 
 
+def drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Generator) -> IntArray:
+    """Draw the folds of some of the members by chance alone, -1 for the others, (members,).
+
+    >>> drawn_folds(np.array([4, 0, 2]), 5, 3, np.random.default_rng(0))
+    array([ 2, -1,  0, -1,  1])
+    """
+    if not 2 <= folds <= len(clients):
+        raise InputError(f"{folds} folds over {len(clients)} clients: need 2 to {len(clients)}.")
+    out = np.full(members, -1)
+    out[np.sort(clients)] = rng.permutation(len(clients)) % folds  # whatever order rows come in
+    return out
+
+
 def cross_fit(
     classifier: Any,
     X: ArrayLike,
@@ -554,7 +567,8 @@ class Classifier:
         return ClassifierFit(found.models, found.maps, folds)
 
 
-CLASSIFIERS = {
+Recipe = tuple[str, str, dict[str, Any]]  # module, class and settings
+CLASSIFIERS: dict[str, Recipe] = {
     "boosting": ("sklearn.ensemble", "HistGradientBoostingClassifier", {"random_state": 0}),
     "forest": (
         "sklearn.ensemble",
@@ -599,7 +613,7 @@ def estimator_named(
     elif l2:
         raise InputError(f"l2 is a penalty of logistic regression; {name} has settings of its own.")
     else:
-        classifier = _seeded(_made(name))
+        classifier = seeded(_made(name))
     if calibration is not None and calibration not in SCORE_CALIBRATIONS:
         raise InputError(
             f"No calibration of scores {calibration!r}; there is {some(SCORE_CALIBRATIONS)}."
@@ -612,27 +626,50 @@ def estimator_named(
     )
 
 
-def _seeded(classifier: Any) -> Any:
-    """Return a classifier that gives the same fit twice: one without a seed gets 0."""
-    if getattr(classifier, "random_state", 0) is not None:
-        return classifier
-    return clone(classifier).set_params(random_state=0)
+def seeded(estimator: Any) -> Any:
+    """Return an estimator of scikit-learn that gives the same fit twice: without a seed it gets 0.
+
+    >>> from sklearn.ensemble import ExtraTreesClassifier
+    >>> seeded(ExtraTreesClassifier()).random_state
+    0
+    """
+    if getattr(estimator, "random_state", 0) is not None:
+        return estimator
+    return clone(estimator).set_params(random_state=0)
+
+
+def named_object(name: Any, known: Mapping[str, Recipe], kind: str) -> Any:
+    """Return what is made by a name of ours or by a dotted one, or what is given; none if unknown.
+
+    >>> named_object("boosting", CLASSIFIERS, "classifier")
+    HistGradientBoostingClassifier(random_state=0)
+    """
+    if not isinstance(name, str):
+        return name
+    if name in known:
+        module, attribute, settings = known[name]
+        return getattr(import_module(module), attribute)(**settings)
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute)() if module else None
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"The {kind} {name!r} cannot be made: {error}.") from error
+
+
+def is_estimator(made: Any, method: str) -> bool:
+    """Return whether something is an object of scikit-learn, not its class, that has a method.
+
+    >>> is_estimator(NewtonLogistic(), "predict_proba"), is_estimator(NewtonLogistic, "fit")
+    (True, False)
+    """
+    able = hasattr(made, method) and hasattr(made, "__sklearn_tags__")
+    return able and not isinstance(made, type)
 
 
 def _made(name: Any) -> Any:
     """Return a classifier by a name of ours or by a dotted one, or the one given."""
-    made = name
-    if isinstance(name, str):
-        if name in CLASSIFIERS:
-            module, attribute, settings = CLASSIFIERS[name]
-            return getattr(import_module(module), attribute)(**settings)
-        module, _, attribute = name.rpartition(".")
-        try:
-            made = getattr(import_module(module), attribute)() if module else None
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise InputError(f"The classifier {name!r} cannot be made: {error}.") from error
-    usable = hasattr(made, "predict_proba") and hasattr(made, "__sklearn_tags__")
-    if not usable or isinstance(made, type) or not is_classifier(made):
+    made = named_object(name, CLASSIFIERS, "classifier")
+    if not is_estimator(made, "predict_proba") or not is_classifier(made):
         raise InputError(
             f"No classifier {name!r}. Known: logistic, {', '.join(CLASSIFIERS)}, or the dotted "
             "name of a scikit-learn classifier with predict_proba, or one itself."

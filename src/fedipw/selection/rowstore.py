@@ -19,7 +19,7 @@ from fedipw.errors import InputError
 from fedipw.numerics.compiled import compiled, exp
 from fedipw.numerics.logistic import ColumnSums
 from fedipw.numerics.threads import over_ranges
-from fedipw.selection.classifiers import client_folds
+from fedipw.selection.classifiers import client_folds, drawn_folds
 from fedipw.selection.logistic import Counts
 from fedipw.tables.cluster import WorkerCopies
 from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_block
@@ -199,7 +199,7 @@ class CodedRows:
     def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
         """Draw the fold of each client; in a table with about the same share enrolled in each."""
         if self.by_round is not None:
-            return _drawn_folds(np.arange(self.members), self.members, folds, rng)
+            return drawn_folds(np.arange(self.members), self.members, folds, rng)
         labels = self._labels()
         return client_folds(labels, np.arange(len(labels)), folds=folds, rng=rng)
 
@@ -210,15 +210,6 @@ def _block_rows(block: Block) -> list[FloatArray]:
 
 def _block_labels(block: Block) -> list[BoolArray]:
     return [block.labels.astype(np.bool_)]
-
-
-def _drawn_folds(clients: IntArray, members: int, folds: int, rng: np.random.Generator) -> IntArray:
-    """Return the folds of some of the members, -1 for the others, (members,)."""
-    if not 2 <= folds <= len(clients):
-        raise InputError(f"{folds} folds over {len(clients)} clients: need 2 to {len(clients)}.")
-    out = np.full(members, -1)
-    out[np.sort(clients)] = rng.permutation(len(clients)) % folds  # whatever order rows come in
-    return out
 
 
 @final
@@ -394,7 +385,7 @@ class Panel:
 
     def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
         """Draw the fold of each client, by its number, (N,); -1 for those without rows."""
-        return _drawn_folds(self.clients, self.members, folds, rng)
+        return drawn_folds(self.clients, self.members, folds, rng)
 
     def matrix(self) -> tuple[FloatArray, BoolArray, IntArray]:
         """Return all rows in memory, (R n, q), their labels and clients."""
