@@ -48,7 +48,7 @@ from fedipw.evaluation.balance import (
     weighted_moments,
 )
 from fedipw.evaluation.diagnostics import CalibrationSums, calibration_sums
-from fedipw.evaluation.estimators import EVERYONE, Estimate, HajekMean
+from fedipw.evaluation.estimators import EVERYONE, Estimate
 from fedipw.evaluation.evaluate import EvaluationPlan, covariate_cells, evaluated
 from fedipw.evaluation.logged import LoggedSample, MetricCollector, Metrics, check_method
 from fedipw.numerics import BoolArray, FloatArray
@@ -533,6 +533,4 @@ def metric_notes(part: MetricPart, min_cell: int) -> tuple[str, ...]:
     for reason in reasons:
         who = [f"{e.estimator} of {e.group}" for e in part.estimates if e.reason == reason]
         out.append(f"{some(who)}: {reason}.")
-    unsure = [e for e in part.estimates if e.warning and e.estimator == HajekMean.name]
-    out += [f"The interval of {e.estimator} of {e.group} {e.warning}." for e in unsure]
     return tuple(out)

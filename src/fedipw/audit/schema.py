@@ -191,7 +191,8 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "clients": "clients behind it",
         "replies": "replies behind it",
         "reason": "why there is no number",
-        "warning": "why the interval may not hold",
+        "interval": "kind of interval: t, jeffreys, bootstrap, logit or beta",
+        "warning": "what the interval cannot promise, and why",
     },
     "Sensitivity": {
         "odds_ratio": "by which unobserved drivers may move the odds of enrollment",
