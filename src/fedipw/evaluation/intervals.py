@@ -163,7 +163,8 @@ def logit_ends(p: float, se: float, freedom: float, confidence: float) -> tuple[
     [0.3064, 0.6936]
     """
     reach = _t(freedom, 0.5 + 0.5 * confidence) * se / (p * (1.0 - p))
-    return float(expit(logit(p) - reach)), float(expit(logit(p) + reach))
+    low, high = float(expit(logit(p) - reach)), float(expit(logit(p) + reach))
+    return min(low, p), max(high, p)  # it holds p, but for rounding where se is tiny
 
 
 @final
