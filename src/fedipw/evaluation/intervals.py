@@ -25,6 +25,7 @@ FEW_REPLIED = 10  # clients, or clusters, below which resamples hold too few of 
 FEW_EVENTS = 10  # clients, or clusters, with an event, and without
 FEW_EFFECTIVE = 20.0  # effective number of clients, or clusters, that replied
 MOST_OF_VARIANCE = 0.5  # share of one client, or cluster
+_LIMIT = 1e12  # sum of a beta distribution's parameters from which it is normal
 EVENTS_OF_RATE = 10.0  # events at which the variance counts as much as the rate's own (E38)
 
 
@@ -211,9 +212,25 @@ def beta_ends(
 
 def _clopper_pearson(p: float, number: float, alpha: float) -> tuple[float, float]:
     some, others = number * p, number * (1.0 - p)
-    low = float(betaincinv(some, others + 1.0, 0.5 * alpha)) if some > 0.0 else 0.0
-    high = float(betaincinv(some + 1.0, others, 1.0 - 0.5 * alpha)) if others > 0.0 else 1.0
+    low = _beta_quantile(some, others + 1.0, 0.5 * alpha) if some > 0.0 else 0.0
+    high = _beta_quantile(some + 1.0, others, 1.0 - 0.5 * alpha) if others > 0.0 else 1.0
     return min(low, p), max(high, p)  # it holds p, but for rounding at large numbers
+
+
+def _beta_quantile(a: float, b: float, at: float) -> float:
+    """Return a quantile of a beta distribution.
+
+    Beyond a + b of 1e12 by its normal limit, where SciPy's search may end in NaN: the terms left
+    out, of the order 1/(a + b), are below 1e-12.
+
+    >>> round(_beta_quantile(4e11, 6e11, 0.975), 9), round(_beta_quantile(4e12, 6e12, 0.975), 9)
+    (0.40000096, 0.400000304)
+    """
+    total = a + b
+    if total < _LIMIT:
+        return float(betaincinv(a, b, at))
+    spread = np.sqrt(a / total * (b / total) / total)
+    return float(np.clip(a / total + ndtri(at) * spread, 0.0, 1.0))
 
 
 @final
@@ -255,8 +272,8 @@ class Jeffreys(Interval):
             inverse = known_by * known.se**2 / each + (1.0 - known_by) * inverse
         number = 1.0 / inverse
         shape = number * p + 0.5, number * (1.0 - p) + 0.5
-        low, high = (float(betaincinv(*shape, at)) for at in (0.5 * known.alpha,
-                                                              1.0 - 0.5 * known.alpha))  # fmt: skip
+        low, high = (_beta_quantile(*shape, at) for at in (0.5 * known.alpha,
+                                                           1.0 - 0.5 * known.alpha))  # fmt: skip
         # an estimate near an end would lie outside by a hair
         low, high = min(low, p), max(high, p)
         return Ends(0.0 if p == 0.0 else low, 1.0 if p == 1.0 else high, self.name)
