@@ -91,6 +91,11 @@ _OPTIONS: Mapping[str, Callable[[Rng], list[str]]] = {
     "--folds": lambda rng: [one_of(rng, ("0", "2", "1", "-1", "100000", "nan"))],
     "--score-calibration": lambda rng: [one_of(rng, ("platt", "isotonic", "x"))],
     "--missing": lambda rng: [one_of(rng, ("error", "indicator", "drop", "x"))],
+    "--base": lambda rng: [one_of(rng, ("rooms", "age", "os", "x"))],
+    "--totals": lambda rng: [],
+    "--l2": lambda rng: [number(rng)],
+    "--lump-below": lambda rng: [number(rng)],
+    "--soft": lambda rng: [],
 }
 _WEIGHING: Mapping[str, Callable[[Rng], list[str]]] = {
     **_OPTIONS,
@@ -98,8 +103,7 @@ _WEIGHING: Mapping[str, Callable[[Rng], list[str]]] = {
     "--participation-fit": lambda rng: [one_of(rng, ("past", "pooled", "same-round", "x"))],
     "--window": lambda rng: [one_of(rng, ("1", "2", "0", "-1", str(10**30)))],
     "--refit-every": lambda rng: [one_of(rng, ("1", "3", "0", str(10**30)))],
-    "--lump-below": lambda rng: [number(rng)],
-    "--soft": lambda rng: [],
+    "--models-table": lambda rng: [],
     "--threshold": lambda rng: [number(rng)],
     "--strict": lambda rng: [number(rng)],
 }
@@ -129,11 +133,8 @@ def _prepared(rng: Rng, used: tuple[str, ...]) -> tuple[Inputs, bool]:
     return inputs, gentle
 
 
-def _source(
-    rng: Rng, where: Path, inputs: Inputs, *, sample: bool = True
-) -> tuple[list[object], str]:
-    kinds = ("table", "table", "totals", *(("sample",) if sample else ()))
-    kind, suffix = one_of(rng, kinds), inputs.suffix
+def _source(rng: Rng, where: Path, inputs: Inputs) -> tuple[list[object], str]:
+    kind, suffix = one_of(rng, ("table", "table", "totals", "sample")), inputs.suffix
     if kind == "table":
         return ["--population", where / f"people{suffix}"], kind
     known: list[object] = ["--enrolled", where / f"enrolled{suffix}"]
@@ -179,7 +180,7 @@ def weights_case(rng: Rng, where: Path) -> Case:
         )
         plain = kind == "table" and asked.get("--missing", ["error"])[0] == "error"
         size = _rows_of(folder / f"people{inputs.suffix}") if plain else None
-        known = "--trim" not in asked and ("+" not in scheme)
+        known = not asked.keys() & {"--trim", "--base"} and ("+" not in scheme)
         yield from oracle.weights(table, folder, scheme if known else "", size)
 
     arguments = [
@@ -222,15 +223,17 @@ def calibrate_case(rng: Rng, where: Path) -> Case:
             "--bounds": lambda rng: [one_of(rng, _BOUNDS)],
             "--population-size": lambda rng: [number(rng)],
             "--slack": lambda rng: [number(rng)],
+            "--totals": lambda rng: [],
         }  # fmt: skip
         asked |= _given(rng, more, 2)
     units, targets = where / f"people{inputs.suffix}", _targets(where)
     out = one_of(rng, ("c.parquet", "c.parquet", units.name, targets.name, "no/where.csv", "c.txt"))
 
-    def judge(folder: Path, _: str, __: Call) -> Iterator[str]:
+    def judge(folder: Path, said: str, __: Call) -> Iterator[str]:
         people = pl.read_parquet(units) if units.suffix == ".parquet" else _read_csv(units)
         wanted = pl.read_csv(targets) if targets.suffix == ".csv" else pl.read_parquet(targets)
-        if "se" in wanted.columns or "--slack" in asked:
+        changed = "--slack" in asked or "--totals" in asked or "rescaled to sum to" in said
+        if "se" in wanted.columns or changed:
             wanted = wanted.clear()
         made = pl.read_parquet(folder / out)
         negative = distance in {"linear", "quadratic"} and "--bounds" in asked
@@ -251,7 +254,8 @@ def evaluate_case(rng: Rng, where: Path) -> Case:
     used = ("people", "metrics", "metrics", "rounds", "rounds", "targets", "files", "options")
     inputs, gentle = _prepared(rng, used)
     inputs.write(where)
-    source, kind = _source(rng, where, inputs, sample=False)
+    source, kind = _source(rng, where, inputs)
+    metrics = where / f"metrics{inputs.suffix}"
     more: Mapping[str, Callable[[Rng], list[str]]] = {
         **_OPTIONS,
         "--scheme": lambda rng: [one_of(rng, SCHEMES)],
@@ -262,10 +266,22 @@ def evaluate_case(rng: Rng, where: Path) -> Case:
         "--jackknife": lambda rng: [one_of(rng, ("5", "2", "1", "-3", "100000"))],
         "--confidence": lambda rng: [number(rng)],
         "--missing-metrics": lambda rng: [],
-        "--l2": lambda rng: [number(rng)],
+        "--quantile": lambda rng: [one_of(rng, ("0.5", "0.99", "0.001", number(rng)))],
+        "--ratio-to": lambda rng: [str(metrics)],
+        "--total": lambda rng: [],
+        "--difference": lambda rng: [one_of(rng, ("rest", "pairs", "os=ios", "x", "=", "a=b=c"))],
+        "--replicate-weights": lambda rng: [str(where / "rep.csv")],
+        "--replicates": lambda rng: [one_of(rng, ("2", "5", "0", "-1", str(10**30)))],
+        "--interval": lambda rng: [
+            one_of(rng, ("auto", "t", "logit", "beta", "jeffreys", "bootstrap", "x"))
+        ],
+        "--resamples": lambda rng: [one_of(rng, ("100", "1", "0", "-1", str(10**30)))],
+        "--proportion": lambda rng: [],
+        "--cluster": lambda rng: [one_of(rng, ("os", "rooms", "age", "unit_id", "x"))],
+        "--predict": lambda rng: [one_of(rng, ("linear", "x", "os.system", text(rng)[:40]))],
+        "--seed": lambda rng: [one_of(rng, ("1", "-1", str(10**30)))],
     }
     asked = _given(rng, more, 1 if gentle else 4)
-    metrics = where / f"metrics{inputs.suffix}"
 
     def judge(folder: Path, out: str, call: Call) -> Iterator[str]:
         found = oracle.strict_json(out)
@@ -295,7 +311,8 @@ def evaluate_case(rng: Rng, where: Path) -> Case:
         "--json",
         *_flat(asked),
     ]
-    return Case("evaluate", arguments, set(), judge, about="; ".join(inputs.changed))
+    outputs = {"rep.csv"} if "--replicate-weights" in asked else set()
+    return Case("evaluate", arguments, outputs, judge, about="; ".join(inputs.changed))
 
 
 def audit_case(rng: Rng, where: Path) -> Case:
@@ -312,9 +329,10 @@ def audit_case(rng: Rng, where: Path) -> Case:
     )
     inputs, gentle = _prepared(rng, used)
     inputs.write(where)
-    source, _ = _source(rng, where, inputs, sample=False)
+    source, _ = _source(rng, where, inputs)
     more = {
-        **_WEIGHING,
+        **{name: made for name, made in _WEIGHING.items() if name != "--models-table"},
+        "--cluster": lambda rng: [one_of(rng, ("os", "rooms", "age", "x"))],
         "--title": lambda rng: [text(rng)[:300]],
         "--min-cell": lambda rng: [str(one_of(rng, WHOLE))],
     }
