@@ -35,7 +35,7 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "enrollment": "formula of enrollment, or the names of the targets",
         "participation": "formula of participation; empty without rounds",
         "participation_fit": "rounds it is fitted on: past, pooled, same-round, or saved",
-        "missing": "what became of missing values: error, indicator or drop",
+        "missing": "policy for missing values: error, indicator or drop",
         "soft": "whether a penalty on fits that separate was asked for (--soft)",
         "command": "command that writes the weights audited, with files to fill in",
         "threshold": "enrollment probability counted as small",

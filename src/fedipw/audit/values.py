@@ -34,7 +34,7 @@ class AuditSettings:
     enrollment: str  # formula, or the names of the targets
     participation: str
     participation_fit: str
-    missing: str  # what became of missing values: error, indicator or drop
+    missing: str  # policy for missing values: error, indicator or drop
     soft: bool  # whether a penalty on fits that separate was asked for
     command: str  # that writes the weights audited, with files to fill in
     threshold: float  # a probability counted as small

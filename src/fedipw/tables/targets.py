@@ -239,7 +239,7 @@ class Targets:
         """Return the targets as they hold for clients whose columns have these levels.
 
         Shares of all levels that the clients have are rescaled to sum to 1 if rounding explains
-        the miss (C13). What no weights on these clients can meet for want of a level, or because
+        the miss (C13). What no weights on these clients can meet as a level is missing, or because
         shares miss 1 by more, is returned with them.
 
         Parameters
