@@ -109,6 +109,8 @@ REFUSED: dict[str, tuple[Spoil, tuple[object, ...], tuple[str, ...]]] = {
     "confidence 1": (none, ("--confidence", "1"), ("--confidence lies between 0 and 1, not 1",)),
     "jackknife 1": (none, ("--jackknife", "1"), ("--jackknife takes 2 groups or more",)),
     "jackknife -3": (none, ("--jackknife", "-3"), ("--jackknife takes 2 groups or more",)),
+    "resamples": (none, ("--resamples", str(10**30)), ("1 to 1000000 resamples",)),
+    "seed": (none, ("--seed", "-1"), ("A seed is 0 or more, not -1",)),
     "oracle": (none, ("--scheme", "oracle"), ("needs true probabilities",)),
     "greg": (none, ("--scheme", "greg"), ("greg has no standard error here. Use fedipw",)),
     "fedavg": (none, ("--scheme", "fedavg"), ("fedavg has no standard error here",)),

@@ -25,6 +25,7 @@ FEW_REPLIED = 10  # clients, or clusters, below which resamples hold too few of 
 FEW_EVENTS = 10  # clients, or clusters, with an event, and without
 FEW_EFFECTIVE = 20.0  # effective number of clients, or clusters, that replied
 MOST_OF_VARIANCE = 0.5  # share of one client, or cluster
+MOST = 1_000_000  # resamples of a bootstrap
 _LIMIT = 1e12  # sum of a beta distribution's parameters from which it is normal
 EVENTS_OF_RATE = 10.0  # events at which the variance counts as much as the rate's own (E38)
 
@@ -298,8 +299,8 @@ class BootstrapT(Interval):
     name = "bootstrap"
 
     def __post_init__(self) -> None:
-        if self.replicates < 1:
-            raise InputError(f"A bootstrap needs replicates, not {self.replicates}.")
+        if not 1 <= self.replicates <= MOST:
+            raise InputError(f"A bootstrap takes 1 to {MOST} resamples, not {self.replicates}.")
 
     def resampled(self, replicates: int, seed: int) -> BootstrapT:
         """Return it with so many replicates."""
@@ -417,6 +418,8 @@ def interval_named(
     """
     if name not in INTERVALS:
         raise InputError(f"There is no interval {name!r}; there are {', '.join(INTERVALS)}.")
+    if seed < 0:
+        raise InputError(f"A seed is 0 or more, not {seed}.")
     kind = INTERVALS[name].resampled(replicates, seed)
     return kind if proportion is None else Said(kind, proportion)
 
