@@ -17,6 +17,7 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ WORLDS = (
     World("nonlinear", 3000, 1000),
     World("linear", 3000, 200),
     World("nonlinear, 0 or 1", 3000, 200),
-    World("unrelated", 600, 200),
-    World("nonlinear", 600, 200),
+    World("unrelated", 600, 1000),
+    World("nonlinear", 600, 1000),
 )
 
 
@@ -143,24 +144,29 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, help="of every row, in place of its own number")
+    parser.add_argument("--rows", type=int, nargs="*", help="these alone; others stay as saved")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--table", type=Path, default=TABLE)
     arguments = parser.parse_args()
-    made: list[list[dict[str, Any]]] = [[] for _ in WORLDS]
-    seconds = [0.0] * len(WORLDS)
+    chosen = list(range(len(WORLDS))) if arguments.rows is None else arguments.rows
+    rows: dict[int, Any] = {}
+    if arguments.rows is not None:
+        rows = dict(enumerate(json.loads(arguments.out.read_text(encoding="utf-8"))["rows"]))
+    made: dict[int, list[dict[str, Any]]] = {k: [] for k in chosen}
+    seconds = dict.fromkeys(chosen, 0.0)
     with threadpool_limits(1):
-        for cycle in range(CYCLES):
-            for k, world in enumerate(WORLDS):
-                start, (Z, y) = time.process_time(), population(world)
-                part = (arguments.draws or world.draws) // CYCLES
-                made[k] += [draw(Z, y, seed) for seed in range(cycle * part, (cycle + 1) * part)]
-                seconds[k] += time.process_time() - start
-            rows = [row(*each) for each in zip(WORLDS, seconds, made, strict=True)]
-            result = {"nominal": 0.95, "rounds": ROUNDS, "seeds": "0 to draws - 1", "rows": rows}
+        for cycle, k in product(range(CYCLES), chosen):
+            start, (Z, y) = time.process_time(), population(WORLDS[k])
+            part = (arguments.draws or WORLDS[k].draws) // CYCLES
+            made[k] += [draw(Z, y, seed) for seed in range(cycle * part, (cycle + 1) * part)]
+            seconds[k] += time.process_time() - start
+            rows[k] = row(WORLDS[k], seconds[k], made[k])
+            known = [rows[j] for j in sorted(rows)]
+            result = {"nominal": 0.95, "rounds": ROUNDS, "seeds": "0 to draws - 1", "rows": known}
             saved = json.dumps(result | environment(), indent=2) + "\n"
             arguments.out.write_text(saved, encoding="utf-8")
-            arguments.table.write_text(table(rows), encoding="utf-8")
-            print(table(rows), flush=True)
+            arguments.table.write_text(table(known), encoding="utf-8")
+            print(json.dumps(rows[k]), flush=True)
 
 
 if __name__ == "__main__":
