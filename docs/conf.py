@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "_static"]
 
@@ -46,7 +47,9 @@ python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 
 html_math_renderer = "mathml"
-html_theme = "furo"
+html_theme = "furo"  # with search, and a light and a dark face
+copybutton_prompt_text = "$ "  # commands are copied without prompt and without what they print
+copybutton_exclude = ".linenos, .gp, .go"
 html_static_path = ["_static"]
 html_title = f"fedipw {release}"
 
