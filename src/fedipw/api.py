@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from fedipw.errors import InputError
+from fedipw.tables.columns import ID
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
-from fedipw.tables.table import TableLike, check_table_path, pandas_frame
+from fedipw.tables.table import Table, TableLike, check_table_path, pandas_frame
 from fedipw.tables.targets import Targets, TargetsLike
 from fedipw.weighting.settings import Settings
 
@@ -170,7 +171,11 @@ class Report:
 
 
 def weigh(
-    population: Population | TableLike, rounds: Ledger | str | Path, **settings: Any
+    population: Population | TableLike,
+    rounds: Ledger | str | Path,
+    *,
+    id: str = ID,  # noqa: A002
+    **settings: Any,
 ) -> Weights:
     """Weigh every reply of a ledger by the inverse of its selection probabilities.
 
@@ -181,6 +186,8 @@ def weigh(
         ``Population.from_totals``.
     rounds
         The ledger: a directory of closed rounds.
+    id
+        The column of identifiers in tables that are not opened yet, and in rounds that have it.
     settings
         Formulas, method, classifier and others: the fields of
         :class:`~fedipw.weighting.settings.Settings`.
@@ -204,7 +211,7 @@ def weigh(
     """
     from fedipw.weighting.replay import Replay  # noqa: PLC0415
 
-    stage, ledger, plan = _job(population, rounds, settings)
+    stage, ledger, plan = _job(population, rounds, settings, id)
     replay = Replay(stage, ledger, plan)
     tables = list(replay)
     if not tables:
@@ -223,6 +230,7 @@ def calibrate(
     population_size: float | None = None,
     slack: float | None = None,
     totals: bool = False,
+    id: str = ID,  # noqa: A002
 ) -> CalibratedWeights:
     """Weigh enrolled clients so that their means are the population's.
 
@@ -241,6 +249,8 @@ def calibrate(
         Allow each mean to miss by this many standard deviations of its column.
     totals
         Whether targets are population totals, counts of levels: they are divided by N.
+    id
+        The column of identifiers.
 
     Examples
     --------
@@ -252,7 +262,7 @@ def calibrate(
     from fedipw.calibration import Box, calibrated_table, distance_named  # noqa: PLC0415
 
     table, found = calibrated_table(
-        enrolled,
+        Table(enrolled, id=id),
         Targets.given(targets, totals=_checked_totals(population_size) if totals else None),
         distance=distance_named(distance, bounds),
         base=base,
@@ -286,6 +296,7 @@ def evaluate(
     seed: int = 0,
     predict: Any = None,
     allow_missing: bool = False,
+    id: str = ID,  # noqa: A002
     **settings: Any,
 ) -> Evaluation:
     """Estimate a metric's mean over the whole population from its respondents.
@@ -294,7 +305,7 @@ def evaluate(
     ----------
     metrics
         ``unit_id``, ``round``, ``value`` and optionally ``n``: a path or a frame.
-    population, rounds, settings
+    population, rounds, id, settings
         As of :func:`weigh`.
     by
         Columns of the clients to group by; ``round`` gives each round.
@@ -334,18 +345,18 @@ def evaluate(
     from fedipw.evaluation.prediction import checked_regression  # noqa: PLC0415
     from fedipw.evaluation.replicates import REPLICATES  # noqa: PLC0415
 
-    values = Metrics.read(metrics)
+    values = Metrics.read(metrics, id=id)
     if against is not None:
-        values = values.against(Metrics.read(against))
+        values = values.against(Metrics.read(against, id=id))
         proportion = bool(proportion)  # differences, even if all of them should be 0 or 1
     if ratio_to is not None:
-        values = values.over(Metrics.read(ratio_to))
+        values = values.over(Metrics.read(ratio_to, id=id))
     if replicate_weights is not None:
         check_table_path(Path(replicate_weights))
         replicates = replicates or REPLICATES
     kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
-    who = _population(population).clustered(cluster)
-    stage, ledger, plan = _job(who, rounds, {"fit": "pooled", **settings})
+    who = _population(population, id).clustered(cluster)
+    stage, ledger, plan = _job(who, rounds, {"fit": "pooled", **settings}, id)
     checked_regression(predict, stage)
     logged = logged_two_phase(stage, ledger, values, plan, allow_missing=allow_missing)
     asked = EvaluationPlan(
@@ -376,13 +387,14 @@ def audit(
     min_cell: int = 10,
     memory: bool | None = None,
     invitations: bool | None = None,
+    id: str = ID,  # noqa: A002
     **settings: Any,
 ) -> Report:
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
     Parameters
     ----------
-    population, rounds, settings
+    population, rounds, id, settings
         As of :func:`weigh`; without rounds only enrollment is audited.
     metrics, metric_name, by
         A metric of the replies, what it is called, and columns to group it by.
@@ -417,9 +429,9 @@ def audit(
         if rounds is None:
             raise InputError("A metric belongs to replies: give the rounds too.")
         columns = (by,) if isinstance(by, str) else tuple(by)
-        request = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=columns)
-    who, chosen = _population(population).clustered(cluster), _settings(settings)
-    ledger = None if rounds is None else _ledger(rounds)
+        request = MetricRequest(values=Metrics.read(metrics, id=id), name=metric_name, by=columns)
+    who, chosen = _population(population, id).clustered(cluster), _settings(settings)
+    ledger = None if rounds is None else _ledger(rounds, id)
     stage = chosen.stage(who, later=() if ledger is None else ledger.covariates)
     found = audit_facts(
         stage, ledger, chosen.plan(who), threshold=threshold, min_cell=min_cell, title=title,
@@ -435,20 +447,24 @@ def _checked_totals(size: float | None) -> float:
 
 
 def _job(
-    population: Population | TableLike, rounds: Ledger | str | Path, settings: dict[str, Any]
+    population: Population | TableLike,
+    rounds: Ledger | str | Path,
+    settings: dict[str, Any],
+    column: str,
 ) -> tuple[EnrollmentStage, Ledger, Plan]:
-    who, ledger, chosen = _population(population), _ledger(rounds), _settings(settings)
+    who, ledger = _population(population, column), _ledger(rounds, column)
+    chosen = _settings(settings)
     return chosen.stage(who, later=ledger.covariates), ledger, chosen.plan(who)
 
 
-def _population(given: Population | TableLike) -> Population:
-    return given if isinstance(given, Population) else Population(given)
+def _population(given: Population | TableLike, column: str) -> Population:
+    return given if isinstance(given, Population) else Population(given, id=column)
 
 
-def _ledger(given: Ledger | str | Path) -> Ledger:
+def _ledger(given: Ledger | str | Path, column: str) -> Ledger:
     if not isinstance(given, Ledger | str | Path):
         raise InputError(f"rounds is a Ledger or the path of one, not {type(given).__name__}.")
-    ledger = given if isinstance(given, Ledger) else Ledger(given)
+    ledger = given if isinstance(given, Ledger) else Ledger(given, id=column)
     ledger.require_rounds()
     return ledger
 
