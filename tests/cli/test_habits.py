@@ -167,3 +167,40 @@ def test_options_of_every_command_go_with_a_comparison(files: Files) -> None:
     out = files.where / "change.html"
     pair = ("--compare", files.where / "one.json", files.where / "two.json")
     assert fedipw("audit", *pair, "--out", out, "-q", "--force") == (0, "", "")
+
+
+FIRST = {  # what a command needs before it reads anything
+    "weights": "fedipw.cli.weights fedipw.weighting.replay fedipw.weighting.settings",
+    "evaluate": "fedipw.cli.evaluate fedipw.evaluation.evaluate fedipw.evaluation.logged",
+    "audit": "fedipw.cli.audit fedipw.audit.gather fedipw.audit.verdict fedipw.audit.pages",
+    "calibrate": "fedipw.cli.calibrate fedipw.calibration fedipw.tables.targets",
+    "example": "fedipw.cli.example fedipw.example_world",
+    "simulate": "fedipw.lab.commands fedipw.lab.config fedipw.lab.simulate",
+    "reproduce": "fedipw.lab.commands fedipw.lab.figure1",
+    "study": "fedipw.lab.commands fedipw.lab.study fedipw.lab.study_file",
+}
+SLOW = ("sklearn", "scipy.stats", "scipy.optimize", "matplotlib", "pandas", "distributed", "jax")
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_a_command_starts_without_what_is_slow_to_load(command: str) -> None:
+    """These took more than half of a command's start; each is loaded where it is first used."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {FIRST[command].split()!r}: importlib.import_module(name)\n"
+        f"print([name for name in {SLOW!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+def test_weights_without_a_classifier_never_load_scikit_learn(files: Files) -> None:
+    given = ["weights", *map(str, files.given()), "--out", str(files.where / "w.csv")]
+    code = (
+        "import sys; from fedipw.cli import main\n"
+        f"sys.argv[1:] = {given!r}\n"
+        "try: main()\n"
+        f"finally: print([name for name in {SLOW[:4]!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.endswith("[]\n")

@@ -15,9 +15,8 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -55,21 +54,24 @@ _REMEDIES = {
 }
 
 
+# Contexts and commands have no type below: Typer takes them from click, or brings its own click.
+
+
 class _Plain(TyperCommand):
     """A command whose help is plain text: in boxes, long words would be cut."""
 
-    def get_help(self, ctx: click.Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")  # Typer escapes what rich would read
 
 
 class _OnDemand(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         del ctx
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -80,15 +82,13 @@ class _OnDemand(TyperGroup):
         alone.command(cmd_name, cls=_Plain, context_settings=_HELP)(command)
         return typer.main.get_command(alone)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write what each command does, whole."""
         made = [(name, self.get_command(ctx, name)) for name in COMMANDS]
         with formatter.section("Commands"):
             formatter.write_dl([(n, c.get_short_help_str(limit=_LONGEST)) for n, c in made if c])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = get_close_matches(name, COMMANDS)

@@ -12,8 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import click
-from typer import Option
+from typer import Context, Option
 
 from fedipw.cli.terminal import bar, manner, notice
 from fedipw.errors import InputError, PositivityError
@@ -249,6 +248,7 @@ class OutputOptions:
     force: Annotated[bool, Option("--force", help="Replace output files that are there.")] = False
 
 
+_running: list[Context] = []  # the command that runs is the last
 ALWAYS = frozenset({"quiet", "verbose", "force", "help"})  # options that go with all others
 
 
@@ -278,16 +278,25 @@ def flat(command: Callable[..., None], *more: type[Any]) -> Callable[..., None]:
                 annotation=kinds[one.name],
             )  # fmt: skip
 
+    asks = "ctx" in single
+    single["ctx"] = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=Context)
+
     @wraps(command)
-    def called(**given: Any) -> None:
+    def called(ctx: Context, **given: Any) -> None:
         said = {name: given[name] for group in more for name in (f.name for f in fields(group))}
         given = {name: value for name, value in given.items() if name not in said}
         made = {
             name: kind(**{one.name: given.pop(one.name) for one in fields(kind)})
             for name, kind in groups.items()
         }
-        with manner(quiet=said.get("quiet", False), verbose=said.get("verbose", False)):
-            command(**made, **given)
+        if asks:
+            given["ctx"] = ctx
+        _running.append(ctx)
+        try:
+            with manner(quiet=said.get("quiet", False), verbose=said.get("verbose", False)):
+                command(**made, **given)
+        finally:
+            _running.pop()
 
     options = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in single.values()]
     called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -316,7 +325,7 @@ def claim(*places: Path | None) -> None:
     """
     from fedipw.storage.lock import claimed
 
-    command = click.get_current_context()
+    command = _running[-1]
     given = [place for place in places if place is not None]
     check_free(*given)
     for place in given:
@@ -328,7 +337,7 @@ def check_free(*places: Path | None) -> None:
     for place in places:
         if place is None or not _is_taken(place):
             continue
-        if not click.get_current_context().params.get("force"):
+        if not _running[-1].params.get("force"):
             raise InputError(
                 f"{place} is there already: choose another name, or add --force to replace it."
             )
