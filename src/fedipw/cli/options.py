@@ -146,9 +146,7 @@ class PopulationOptions:
                     "sample have no base weights."
                 )
             sample = Table(reference, separator=self.separator)
-            return Population.from_sample(
-                self.table(self.enrolled), sample, self.reference_weight
-            )
+            return Population.from_sample(self.table(self.enrolled), sample, self.reference_weight)
         if targets is None:
             raise InputError("--enrolled and --targets go together, or --enrolled and --reference.")
         check_totals(size, totals=self.totals)

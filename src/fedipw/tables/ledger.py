@@ -42,6 +42,7 @@ from fedipw.tables.table import (
     check_claim,
     check_same_columns,
     odd_number,
+    paragraphs,
     reading,
     write_table,
 )
@@ -123,6 +124,12 @@ class Ledger:
         object.__setattr__(self, "directory", Path(directory))
         object.__setattr__(self, "since", since)
         object.__setattr__(self, "id", id)
+
+    def _repr_html_(self) -> str:
+        rounds = self.rounds
+        found = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no closed round"
+        known = f"; covariates {some(self.covariates)}" if rounds and self.covariates else ""
+        return paragraphs(f"Ledger({self.directory}: {found}{known})")
 
     @property
     def rounds(self) -> tuple[int, ...]:

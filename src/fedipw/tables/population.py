@@ -28,7 +28,7 @@ from fedipw.numerics.checks import (
 from fedipw.tables.columns import ENROLLED, FROM, ID, NO, OPENED_AT, UNTIL, YES
 from fedipw.tables.design import Design
 from fedipw.tables.formula import is_number, near, nearest_first
-from fedipw.tables.table import Table, TableLike, odd_number
+from fedipw.tables.table import Table, TableLike, odd_number, paragraphs
 from fedipw.tables.targets import Targets, TargetsLike
 
 if TYPE_CHECKING:
@@ -187,6 +187,10 @@ class Population:
         elif self.sample is not None:
             known = f", reference sample of {self.sample.table.rows}"
         return f"Population({inside}{of}{known})"
+
+    def _repr_html_(self) -> str:
+        first = self.clients.collect(self.clients.scan().head(5))
+        return paragraphs(repr(self)) + first._repr_html_()
 
     @property
     def lists_everyone(self) -> bool:

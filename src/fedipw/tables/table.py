@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
@@ -19,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import FedIPWWarning, InputError, NotFiniteError
-from fedipw.numerics.checks import shown, some
+from fedipw.numerics.checks import shown, some, visible
 from fedipw.storage.atomic import check_place, unwritable, written_path
 from fedipw.tables.columns import ENROLLED, ID, NO, YES
 
@@ -635,6 +636,15 @@ def _of_pandas(frame: Any) -> pl.DataFrame:
                 values = [None if gone else v for v, gone in zip(values, lost, strict=True)]
             columns.append(pl.Series(str(name), values, nan_to_null=True))
         return pl.DataFrame(columns)
+
+
+def paragraphs(text: str) -> str:
+    """Return lines of text as HTML, for notebooks.
+
+    >>> paragraphs("2 < 3")
+    '<p>2 &lt; 3</p>'
+    """
+    return "".join(f"<p>{escape(visible(line))}</p>" for line in text.splitlines())
 
 
 def pandas_frame(frame: pl.DataFrame) -> Any:

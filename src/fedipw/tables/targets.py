@@ -147,6 +147,11 @@ class Targets:
             f"Rounding to {self._decimals(members)} decimals explains a miss of {most:.3g} at most."
         )
 
+    def _repr_html_(self) -> str:
+        columns = {"name": self.names, "value": self.values}
+        errors = {} if self.se is None else {"se": self.se}
+        return pl.DataFrame(columns | errors)._repr_html_()
+
     @classmethod
     def of(
         cls,
