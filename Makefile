@@ -1,8 +1,11 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both make their own .venv.
+# Two commands for a newcomer: `make demo` and `make test`. Each makes its own environment: that of
+# the demo has what the package itself needs, that of the tests every tool and every extra too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := .venv-demo
+INSTALL = -m pip install --quiet --no-compile --disable-pip-version-check --editable
 # one more than there are cores: tests on a real deployment wait most of the time
 WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
@@ -21,8 +24,8 @@ SEED ?= 1729
 .PHONY: demo test lint types unit portable docs kernels bench clean \
   matrix lowest audit-packages fuzz faults
 
-demo: $(STAMP)
-	$(BIN)/fedipw reproduce --out demo
+demo: $(DEMO)/.installed
+	$(DEMO)/bin/fedipw reproduce --out demo
 	@echo
 	@echo "figure: $(CURDIR)/demo/figure1.png"
 	@echo "page:   $(CURDIR)/demo/index.html"
@@ -32,11 +35,11 @@ test: $(STAMP)
 	$(MAKE) unit
 	$(MAKE) portable
 
-$(STAMP): pyproject.toml
+$(STAMP) $(DEMO)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("fedipw needs Python 3.11 or newer, not " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev]'
-	@touch $(STAMP)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) '.$(if $(filter $(STAMP),$@),[dev])'
+	@touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -67,7 +70,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.simulator
 
 clean:
-	rm -rf $(VENV) artifacts demo docs/_build
+	rm -rf $(VENV) $(DEMO) artifacts demo dist docs/_build
 
 # The numbers under the linear algebra of other processors, one and two threads, and three seeds of
 # Hypothesis; hours on a small machine. `make portable` is one odd cell of it.

@@ -62,7 +62,7 @@ class Command:
 
         ``limit`` is code that limits the process before the command begins.
         """
-        called = ["-c", limit + RUN] if limit else ["-m", "fedipw.cli"]
+        called = ["-c", limit + RUN] if limit else ["-m", "fedipw"]
         return subprocess.Popen(
             [sys.executable, *called, *self.arguments],
             cwd=folder, start_new_session=True, text=True,
@@ -75,11 +75,15 @@ _WHO = ("--population", "people.parquet", "--rounds", "rounds")
 COMMANDS = (
     Command(
         "evaluate",
-        ("evaluate", *_WHO, "--metrics", "metrics.parquet", "--out", "out/e.csv"),
+        ("evaluate", *_WHO, "--metrics", "metrics.parquet", "--out", "out/e.csv", "--force"),
         "out/e.csv",
     ),
-    Command("weights", ("weights", *_WHO, "--out", "out/w.parquet"), "out/w.parquet"),
-    Command("audit", ("audit", *_WHO, "--out", "out/a.html", "--json", "out/a.json"), "out/a.html"),
+    Command("weights", ("weights", *_WHO, "--out", "out/w.parquet", "--force"), "out/w.parquet"),
+    Command(
+        "audit",
+        ("audit", *_WHO, "--out", "out/a.html", "--json", "out/a.json", "--force"),
+        "out/a.html",
+    ),
     Command("simulate", ("simulate", "scenario.toml", "--out", "out/run"), "out/run"),
     Command("study", ("study", "study.toml", "--out", "out/study", "--workers", "1"), "out/study"),
     Command(
@@ -90,7 +94,8 @@ COMMANDS = (
     ),
     Command(
         "calibrate",
-        ("calibrate", "people.parquet", "--targets", "targets.csv", "--out", "out/c.parquet"),
+        ("calibrate", "people.parquet", "--targets", "targets.csv", "--force",
+         "--out", "out/c.parquet"),
         "out/c.parquet",
     ),
 )  # fmt: skip
@@ -162,7 +167,7 @@ resource.setrlimit(resource.{0}, ({1}, {1}))
 """
 RUN = """
 import os, sys
-os.execv(sys.executable, [sys.executable, "-m", "fedipw.cli", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "fedipw", *sys.argv[1:]])
 """
 LIMITS = {
     "full disk": LIMIT.format("RLIMIT_FSIZE", 512),

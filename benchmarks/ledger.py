@@ -55,7 +55,7 @@ def write_log(directory: Path, clients: int, rounds: int, *, steps: int, seed: i
 def run(directory: Path, fit: str, *more: str) -> dict[str, Any]:
     """Return seconds and peak memory of the command."""
     out = directory / f"weights-{fit}.parquet"
-    command = [sys.executable, "-m", "fedipw.cli", "weights", "--json"]
+    command = [sys.executable, "-m", "fedipw", "weights", "--json"]
     command += ["--population", str(directory / "people.parquet"), "--out", str(out)]
     command += ["--rounds", str(directory / "rounds"), "--participation-fit", fit, *more]
     began = time.perf_counter()

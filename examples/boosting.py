@@ -21,7 +21,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from fedipw.calibration import Entropy, calibrated
 from fedipw.lab.mechanisms.base import solved_intercept
 from fedipw.selection.classifiers import Isotonic, Platt, client_folds, cross_fit
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.weighting.functions import (
     effective_sample_size,
     hajek_weights,

@@ -15,16 +15,24 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from fedipw.errors import InputError
+from fedipw.progress import shown_progress
+from fedipw.tables.columns import ID
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
-from fedipw.tables.table import TableLike, check_table_path, pandas_frame
+from fedipw.tables.table import (
+    Table,
+    TableLike,
+    check_table_path,
+    pandas_frame,
+    paragraphs,
+)
 from fedipw.tables.targets import Targets, TargetsLike
 from fedipw.weighting.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedipw.audit.values import Audit
+    from fedipw.audit.values import Audit, Histogram
     from fedipw.calibration import Calibration
     from fedipw.evaluation.evaluate import Evaluation
     from fedipw.selection.enrollment import EnrollmentStage
@@ -46,8 +54,7 @@ class _Tabular:
         return pandas_frame(self.table)
 
     def _repr_html_(self) -> str:
-        text = "".join(f"<p>{line}</p>" for line in repr(self).splitlines())
-        return text + self.table._repr_html_()
+        return paragraphs(repr(self)) + self.table._repr_html_()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -84,26 +91,9 @@ class Weights(_Tabular):
 
     def plot(self) -> Figure:
         """Return a figure of the weights: their spread, and each round's effective number."""
-        from matplotlib.figure import Figure  # noqa: PLC0415
+        from fedipw.figures import weights_figure  # noqa: PLC0415
 
-        figure = Figure(figsize=(9, 3.4), layout="constrained")
-        spread, rounds = figure.subplots(1, 2)
-        relative = self.table["weight"] / (self.table["weight"].mean() or 1.0)
-        spread.hist(relative.to_numpy(), bins=40, color="#0072B2")
-        spread.set(
-            xlabel="weight over the mean weight", ylabel="replies", title="Spread of weights"
-        )
-        each = self.table.group_by("round", maintain_order=True).agg(
-            pl.len().alias("replies"),
-            (pl.col("weight").sum() ** 2 / (pl.col("weight") ** 2).sum()).alias("effective"),
-        )
-        rounds.plot(each["round"], each["replies"], color="#999999", label="replies")
-        rounds.plot(each["round"], each["effective"], color="#D55E00", label="effective replies")
-        rounds.set(
-            xlabel="round", ylabel="replies", title="Effective number of replies", ylim=(0, None)
-        )
-        rounds.legend(frameon=False)
-        return figure
+        return weights_figure(self.table)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -120,6 +110,12 @@ class CalibratedWeights(_Tabular):
             f"{found.effective_sample_size:.1f}; {len(found.names)} targets met to "
             f"{found.largest_violation:.1e} sd, {found.status.value})"
         )
+
+    def plot(self) -> Figure:
+        """Return a figure of the weights' spread."""
+        from fedipw.figures import calibrated_figure  # noqa: PLC0415
+
+        return calibrated_figure(self.table["weight"].to_numpy())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -166,11 +162,46 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{line}</p>" for line in repr(self).splitlines())
+        return paragraphs(repr(self))
+
+    def plot(self) -> Figure:
+        """Return a figure of balance and overlap, those of them that are known."""
+        from fedipw.figures import report_figure  # noqa: PLC0415
+
+        return report_figure(self.audit.balance, self._enrollment_prob)
+
+    def love_plot(self) -> Figure:
+        """Return standardised differences from the population before and after weighting."""
+        from fedipw.figures import love_figure  # noqa: PLC0415
+
+        if self.audit.balance is None:
+            raise InputError("Balance is not known: see Report.audit.unknown.")
+        return love_figure(self.audit.balance)
+
+    def overlap_plot(self) -> Figure:
+        """Return enrollment probabilities of the enrolled and of all others."""
+        from fedipw.figures import overlap_figure  # noqa: PLC0415
+
+        if self._enrollment_prob is None:
+            raise InputError(
+                "Enrollment has no fitted probabilities here: overlap needs a table of the whole "
+                "population."
+            )
+        return overlap_figure(self._enrollment_prob)
+
+    @property
+    def _enrollment_prob(self) -> Histogram | None:
+        found = [part.prob for part in self.audit.stages if part.stage == "enrollment"]
+        return found[0] if found and found[0].counts else None
 
 
 def weigh(
-    population: Population | TableLike, rounds: Ledger | str | Path, **settings: Any
+    population: Population | TableLike,
+    rounds: Ledger | str | Path,
+    *,
+    id: str = ID,  # noqa: A002
+    progress: bool | None = None,
+    **settings: Any,
 ) -> Weights:
     """Weigh every reply of a ledger by the inverse of its selection probabilities.
 
@@ -181,6 +212,10 @@ def weigh(
         ``Population.from_totals``.
     rounds
         The ledger: a directory of closed rounds.
+    id
+        The column of identifiers in tables that are not opened yet, and in rounds that have it.
+    progress
+        Whether to show how far it is; by default in notebooks, once it takes two seconds.
     settings
         Formulas, method, classifier and others: the fields of
         :class:`~fedipw.weighting.settings.Settings`.
@@ -204,9 +239,10 @@ def weigh(
     """
     from fedipw.weighting.replay import Replay  # noqa: PLC0415
 
-    stage, ledger, plan = _job(population, rounds, settings)
-    replay = Replay(stage, ledger, plan)
-    tables = list(replay)
+    stage, ledger, plan = _job(population, rounds, settings, id)
+    with shown_progress("rounds", progress) as step:
+        replay = Replay(stage, ledger, plan, progress=step)
+        tables = list(replay)
     if not tables:
         raise InputError("No round has a reply that can be weighed.")
     found = stage.overlap(replay.record.enrollment, threshold=0.01)
@@ -223,6 +259,7 @@ def calibrate(
     population_size: float | None = None,
     slack: float | None = None,
     totals: bool = False,
+    id: str = ID,  # noqa: A002
 ) -> CalibratedWeights:
     """Weigh enrolled clients so that their means are the population's.
 
@@ -241,6 +278,8 @@ def calibrate(
         Allow each mean to miss by this many standard deviations of its column.
     totals
         Whether targets are population totals, counts of levels: they are divided by N.
+    id
+        The column of identifiers.
 
     Examples
     --------
@@ -252,7 +291,7 @@ def calibrate(
     from fedipw.calibration import Box, calibrated_table, distance_named  # noqa: PLC0415
 
     table, found = calibrated_table(
-        enrolled,
+        Table(enrolled, id=id),
         Targets.given(targets, totals=_checked_totals(population_size) if totals else None),
         distance=distance_named(distance, bounds),
         base=base,
@@ -286,6 +325,8 @@ def evaluate(
     seed: int = 0,
     predict: Any = None,
     allow_missing: bool = False,
+    id: str = ID,  # noqa: A002
+    progress: bool | None = None,
     **settings: Any,
 ) -> Evaluation:
     """Estimate a metric's mean over the whole population from its respondents.
@@ -294,7 +335,7 @@ def evaluate(
     ----------
     metrics
         ``unit_id``, ``round``, ``value`` and optionally ``n``: a path or a frame.
-    population, rounds, settings
+    population, rounds, id, progress, settings
         As of :func:`weigh`.
     by
         Columns of the clients to group by; ``round`` gives each round.
@@ -334,20 +375,23 @@ def evaluate(
     from fedipw.evaluation.prediction import checked_regression  # noqa: PLC0415
     from fedipw.evaluation.replicates import REPLICATES  # noqa: PLC0415
 
-    values = Metrics.read(metrics)
+    values = Metrics.read(metrics, id=id)
     if against is not None:
-        values = values.against(Metrics.read(against))
+        values = values.against(Metrics.read(against, id=id))
         proportion = bool(proportion)  # differences, even if all of them should be 0 or 1
     if ratio_to is not None:
-        values = values.over(Metrics.read(ratio_to))
+        values = values.over(Metrics.read(ratio_to, id=id))
     if replicate_weights is not None:
         check_table_path(Path(replicate_weights))
         replicates = replicates or REPLICATES
     kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
-    who = _population(population).clustered(cluster)
-    stage, ledger, plan = _job(who, rounds, {"fit": "pooled", **settings})
+    who = _population(population, id).clustered(cluster)
+    stage, ledger, plan = _job(who, rounds, {"fit": "pooled", **settings}, id)
     checked_regression(predict, stage)
-    logged = logged_two_phase(stage, ledger, values, plan, allow_missing=allow_missing)
+    with shown_progress("rounds", progress) as step:
+        logged = logged_two_phase(
+            stage, ledger, values, plan, allow_missing=allow_missing, progress=step
+        )
     asked = EvaluationPlan(
         by=(by,) if isinstance(by, str) else tuple(by), confidence=confidence,
         odds_ratios=tuple(sensitivity), jackknife=jackknife, by_samples=samples,
@@ -376,13 +420,15 @@ def audit(
     min_cell: int = 10,
     memory: bool | None = None,
     invitations: bool | None = None,
+    id: str = ID,  # noqa: A002
+    progress: bool | None = None,
     **settings: Any,
 ) -> Report:
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
     Parameters
     ----------
-    population, rounds, settings
+    population, rounds, id, progress, settings
         As of :func:`weigh`; without rounds only enrollment is audited.
     metrics, metric_name, by
         A metric of the replies, what it is called, and columns to group it by.
@@ -417,14 +463,15 @@ def audit(
         if rounds is None:
             raise InputError("A metric belongs to replies: give the rounds too.")
         columns = (by,) if isinstance(by, str) else tuple(by)
-        request = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=columns)
-    who, chosen = _population(population).clustered(cluster), _settings(settings)
-    ledger = None if rounds is None else _ledger(rounds)
+        request = MetricRequest(values=Metrics.read(metrics, id=id), name=metric_name, by=columns)
+    who, chosen = _population(population, id).clustered(cluster), _settings(settings)
+    ledger = None if rounds is None else _ledger(rounds, id)
     stage = chosen.stage(who, later=() if ledger is None else ledger.covariates)
-    found = audit_facts(
-        stage, ledger, chosen.plan(who), threshold=threshold, min_cell=min_cell, title=title,
-        metric=request,
-    )  # fmt: skip
+    with shown_progress("rounds", progress) as step:
+        found = audit_facts(
+            stage, ledger, chosen.plan(who), threshold=threshold, min_cell=min_cell, title=title,
+            metric=request, progress=step,
+        )  # fmt: skip
     return Report(judged(found, Means(memory=memory, invitations=invitations)))
 
 
@@ -435,20 +482,24 @@ def _checked_totals(size: float | None) -> float:
 
 
 def _job(
-    population: Population | TableLike, rounds: Ledger | str | Path, settings: dict[str, Any]
+    population: Population | TableLike,
+    rounds: Ledger | str | Path,
+    settings: dict[str, Any],
+    column: str,
 ) -> tuple[EnrollmentStage, Ledger, Plan]:
-    who, ledger, chosen = _population(population), _ledger(rounds), _settings(settings)
+    who, ledger = _population(population, column), _ledger(rounds, column)
+    chosen = _settings(settings)
     return chosen.stage(who, later=ledger.covariates), ledger, chosen.plan(who)
 
 
-def _population(given: Population | TableLike) -> Population:
-    return given if isinstance(given, Population) else Population(given)
+def _population(given: Population | TableLike, column: str) -> Population:
+    return given if isinstance(given, Population) else Population(given, id=column)
 
 
-def _ledger(given: Ledger | str | Path) -> Ledger:
+def _ledger(given: Ledger | str | Path, column: str) -> Ledger:
     if not isinstance(given, Ledger | str | Path):
         raise InputError(f"rounds is a Ledger or the path of one, not {type(given).__name__}.")
-    ledger = given if isinstance(given, Ledger) else Ledger(given)
+    ledger = given if isinstance(given, Ledger) else Ledger(given, id=column)
     ledger.require_rounds()
     return ledger
 

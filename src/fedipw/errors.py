@@ -27,6 +27,10 @@ class EmptyRoundError(InputError):
     """A round without any reply that can be weighed: to be skipped and recorded."""
 
 
+class FedIPWWarning(UserWarning):
+    """Input that is used as it is and may be meant otherwise; the message names the cell."""
+
+
 @dataclass(eq=False, repr=False)
 class PositivityError(FedIPWError, ValueError):
     """Probabilities below the threshold one was willing to weigh by."""

@@ -23,7 +23,7 @@ from fedipw.storage.atomic import scratch_directory, unwritable, write_text
 from fedipw.tables.columns import ENROLLED, ID, INVITED, REPLIED, ROUND
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
-from fedipw.tables.table import write_table
+from fedipw.tables.table import paragraphs, write_table
 
 SEED: Final = 2026
 DEVICES: Final = 5_000
@@ -65,6 +65,9 @@ class Example:
             f"Example({self.devices.height} devices, {self.enrolled.height} enrolled, "
             f"{len(self.rounds)} rounds, {replies} replies)"
         )
+
+    def _repr_html_(self) -> str:
+        return paragraphs(repr(self)) + self.devices.head(5)._repr_html_()
 
     @property
     def population(self) -> Population:

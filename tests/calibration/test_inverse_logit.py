@@ -10,7 +10,7 @@ from scipy.special import expit
 from fedipw.calibration import Box, Entropy, InverseLogit, Margins, Ridge, calibrated
 from fedipw.errors import InfeasibleError, InputError
 from fedipw.numerics import FloatArray
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 
 COEF = np.array([0.8, -0.5, -1.0])  # of two covariates and the constant
 

@@ -99,8 +99,9 @@ class Files(Tables):
         return contents(self.where)
 
     def weights(self, *options: object, out: str = "w.csv", **given: Any) -> tuple[int, str, str]:
-        """Return exit code, output and errors of ``fedipw weights``."""
-        return fedipw("weights", *self.given(**given), "--out", self.where / out, *options)
+        """Return exit code, output and errors of ``fedipw weights``, over an earlier output."""
+        place = ("--out", self.where / out, "--force")
+        return fedipw("weights", *self.given(**given), *place, *options)
 
     def weighed(self, *options: object, **given: Any) -> tuple[pl.DataFrame, dict[str, Any]]:
         """Return the weights and the summary."""

@@ -36,8 +36,8 @@ class Audited(Files):
         vars(self).update(vars(self.kept(~where)))
 
     def run(self, *options: object, **given: Any) -> tuple[int, str, str]:
-        """Return exit code, output and errors of an audit to page.html."""
-        out = ["--out", self.where / "page.html"]
+        """Return exit code, output and errors of an audit to page.html, over an earlier one."""
+        out = ["--out", self.where / "page.html", "--force"]
         return fedipw("audit", *self.given(**given), *out, *options)
 
     def audit(self, *options: object, **given: Any) -> tuple[dict[str, Any], str]:

@@ -62,7 +62,7 @@ def test_pages_and_json_files_compare_alike(made: Path, tmp_path: Path, capsys: 
     for first in ("html", "json"):
         for second in ("html", "json"):
             pair = (made / f"before.{first}", made / f"after.{second}")
-            assert fedipw("--compare", *pair, "--out", out) == 0
+            assert fedipw("--compare", *pair, "--out", out, "--force") == 0
             assert capsys.readouterr().out == f"Wrote {out}\n"
             texts.append(out.read_text())
     assert len(set(texts)) == 1
@@ -211,7 +211,7 @@ def test_page_and_json_are_written_together_where_they_may_or_not_at_all(
     bad = files / place.format(files.name)
     places = {"--out": files / "page.html", "--json": files / "new.json"} | {option: bad}
     options = [text for pair in places.items() for text in pair]
-    assert fedipw(*given(files, source), *options) == 2
+    assert fedipw(*given(files, source), *options, "--force") == 2
     err = capsys.readouterr().err
     assert str(bad) in err
     assert words in err
@@ -242,7 +242,7 @@ def test_a_failed_audit_leaves_the_last_page_as_it_was(files: Path, capsys: Capt
     (files / "page.html").write_text("mine")
     (files / "rounds" / "round-000002.parquet").unlink()
     before = contents(files)
-    assert fedipw(*given(files), "--out", files / "page.html") == 2
+    assert fedipw(*given(files), "--out", files / "page.html", "--force") == 2
     assert "round 2 is missing" in capsys.readouterr().err
     assert contents(files) == before
 

@@ -110,8 +110,9 @@ def test_standard_errors_move_what_is_aimed_at(api: Path) -> None:
     aims = []
     for targets in (exact, noisy):
         done = fedipw(
-            "calibrate", api / "api.parquet", "--targets", targets, "--out", api / "w.csv", "--json"
-        )
+            "calibrate", api / "api.parquet", "--targets", targets, "--out", api / "w.csv",
+            "--json", "--force",
+        )  # fmt: skip
         aims.append([c["aimed_at"] for c in json.loads(done.stdout)["constraints"]])
     assert aims[0] == [0.2, 650.0]
     enrolled = pl.read_parquet(api / "api.parquet").select(pl.col("stype") == "H").mean().item()
@@ -127,7 +128,7 @@ def test_standard_errors_move_what_is_aimed_at(api: Path) -> None:
         ("stype,1", (), 2, r"'stype' holds String"),
         ("api99,650", ("--base", "minus"), 2, "183 negative"),
         ("api99,650", ("--base", "zero"), 2, "sum to 0"),
-        ("api99,650", ("--base", "stype"), 2, "not numbers"),
+        ("api99,650", ("--base", "stype"), 2, "row 1, column 'stype': 'H' is not a number"),
         ("api99,650", ("--base", "none"), 2, "No base weight column 'none'"),
         ("gap,650", (), 2, "'gap' is missing in 1 of 183 enrolled rows"),
         ("api99,650", ("--distance", "logit"), 2, "needs --bounds"),

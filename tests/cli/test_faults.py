@@ -174,7 +174,7 @@ def test_what_the_system_refuses_is_told_as_such(
     error: BaseException,
     words: str,
 ) -> None:
-    def failing() -> None:
+    def failing(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(sys.modules["fedipw.cli.main"], "app", failing)

@@ -247,7 +247,7 @@ def test_intervals_cover_with_unequal_base_weights() -> None:
             {},
             r"No base weight column 'c' in the table given\. It has unit_id, enrolled",
         ),
-        ("rich", {}, r"base weights in 'rich' are String, not numbers"),
+        ("rich", {}, r"base weights: row 1, column 'rich': '.*' is not a number"),
         ("unit_id", {}, r"'unit_id' holds no base weights"),
         ("zero", {}, r"base weights in 'zero' must be finite and above 0 in every row; 1 are not"),
         (

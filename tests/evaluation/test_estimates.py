@@ -30,7 +30,8 @@ from fedipw.evaluation.phases import FittedEnrollment, KnownEnrollment
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.two_phase import fitted_two_phase
 from fedipw.numerics import FloatArray, IntArray
-from fedipw.selection.logistic import NewtonLogistic, logistic_fit
+from fedipw.selection.logistic import logistic_fit
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.tables.partitions import Blocks, Frame
 
 FOLDER = Path(__file__).parents[1] / "reference"

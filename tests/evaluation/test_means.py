@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from fedipw.errors import InputError
 from fedipw.evaluation.means import WeightedMean, hajek_mean, horvitz_thompson_mean
 from fedipw.numerics import BoolArray, FloatArray
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.weighting.functions import hajek_weights, horvitz_thompson_weights
 
 FOLDER = Path(__file__).parents[1] / "reference"

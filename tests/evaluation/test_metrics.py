@@ -55,7 +55,7 @@ def test_flags_are_a_metric(tmp_path: Path) -> None:
         ({"value": [0.5, None, 1.0, 2.0]}, "1 rows have no 'value'"),
         ({"value": [0.5, float("nan"), float("inf"), 2.0]}, "2 values are not finite"),
         ({"value": [0.5, -1e200, 1.0, 2.0]}, "1 values are beyond 1e"),
-        ({"value": list("abcd")}, "'value' must hold numbers, not String"),
+        ({"value": ["1", "2.5", "n/a", "4"]}, "row 3, column 'value': 'n/a' is not a number"),
         ({"unit_id": [1, None, 1, 3]}, "1 rows have no 'unit_id'"),
         ({"round": [1, 1, None, 4]}, "1 rows have no 'round'"),
         ({"round": [1.0, 1.0, 4.0, 4.5]}, "'round' must hold whole numbers"),
@@ -63,7 +63,7 @@ def test_flags_are_a_metric(tmp_path: Path) -> None:
         ({"n": [1, 2, 3, 0]}, "'n' must hold finite numbers above 0"),
         ({"n": [1.0, 2.0, 3.0, float("nan")]}, "'n' must hold finite numbers above 0"),
         ({"n": [1.0, 2.0, 3.0, float("inf")]}, "'n' must hold finite numbers above 0"),
-        ({"n": list("abcd")}, "'n' must hold finite numbers above 0"),
+        ({"n": list("1bc4")}, r"row 2, column 'n': 'b' is not a number \(2 such cells\)"),
         ({"unit_id": [1, 1, 3, 3]}, r"4 rows share unit_id and round .*\(1, 1\).* Keep one value"),
     ],
 )

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 
 from fedipw.numerics import FloatArray
-from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import (
     Participation,
     ParticipationSettings,
@@ -17,6 +16,7 @@ from fedipw.selection.participation import (
     StoreMaker,
     panel,
 )
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.steps import Formulas, participation_steps
 from worlds import EVERYONE, Log, World, arrays
 

@@ -12,7 +12,8 @@ import pytest
 
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.enrollment import TableEnrollment, enrollment_stage
-from fedipw.selection.logistic import LogisticFit, NewtonLogistic
+from fedipw.selection.logistic import LogisticFit
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.tables import Population
 from fedipw.weighting.functions import (
     effective_sample_size,

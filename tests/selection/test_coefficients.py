@@ -18,7 +18,7 @@ from fedipw.selection.coefficients import (
     coefficient_notes,
     coefficients_of,
 )
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.saved import StageModel
 from fedipw.tables.table import Table
 

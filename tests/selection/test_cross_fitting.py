@@ -33,7 +33,7 @@ from fedipw.selection.classifiers import (
     cross_fitted_prob,
     estimator_named,
 )
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.rowstore import BlockStore, CodedRows, PanelStore, RowStore, StoredRows
 from fedipw.tables.partitions import Block, Blocks, Frame
 

@@ -28,7 +28,7 @@ from fedipw.selection.enrollment import (
     enrollment_stage,
     rich_design,
 )
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.tables import partitions
 from fedipw.tables.design import Missing
 from fedipw.tables.population import Population

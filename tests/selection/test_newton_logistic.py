@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedipw.errors import InputError
 from fedipw.numerics import BoolArray, FloatArray
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -14,11 +14,11 @@ from fedipw.numerics.newton import Sums
 from fedipw.selection.classifiers import WARM_DECREMENT_TOL
 from fedipw.selection.logistic import (
     LogisticFit,
-    NewtonLogistic,
     block_sums,
     likelihood_sums,
     logistic_fit,
 )
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.rowstore import BlockStore, Panel, PanelStore
 from fedipw.tables.partitions import Frame, sum_over
 

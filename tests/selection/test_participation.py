@@ -11,8 +11,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from fedipw.errors import InputError
 from fedipw.numerics import BoolArray
 from fedipw.selection.classifiers import Classifier
-from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import ParticipationSettings, Source, Window
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.steps import Formulas, ReplyHistory
 from worlds import Log
 

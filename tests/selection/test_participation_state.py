@@ -14,7 +14,6 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from fedipw.errors import InputError
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Isotonic, Platt, cross_fit
-from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import (
     Participation,
     ParticipationSettings,
@@ -22,6 +21,7 @@ from fedipw.selection.participation import (
     Window,
     panel,
 )
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.steps import Formulas, participation_steps
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.tables import partitions

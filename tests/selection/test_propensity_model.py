@@ -15,8 +15,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics import BoolArray, FloatArray
-from fedipw.selection.classifiers import PropensityModel, cross_fitted_prob, fitted_model
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.classifiers import cross_fitted_prob, fitted_model
+from fedipw.selection.propensity import NewtonLogistic, PropensityModel
 
 
 def selected_rows(seed: int = 0, n: int = 120) -> tuple[FloatArray, BoolArray]:

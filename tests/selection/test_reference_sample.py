@@ -21,7 +21,7 @@ from fedipw.selection.enrollment import (
     enrollment_stage,
     reference_sample_fit,
 )
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.tables.design import Missing
 from fedipw.tables.population import Population
 from fedipw.tables.table import Table

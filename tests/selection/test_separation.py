@@ -16,7 +16,7 @@ from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
 from fedipw.selection.coded import TableSettings
 from fedipw.selection.enrollment import EnrollmentFit, enrollment_stage
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.tables import Population
 
 

@@ -8,8 +8,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fedipw.selection.classifiers import PropensityModel
-from fedipw.selection.logistic import NewtonLogistic
+from fedipw.selection.propensity import NewtonLogistic, PropensityModel
 
 ESTIMATORS = [
     NewtonLogistic(),

@@ -21,7 +21,6 @@ from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier, Newton
 from fedipw.selection.coded import TableSettings, table_model
 from fedipw.selection.enrollment import enrollment_stage
-from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import (
     Coder,
     Participation,
@@ -31,6 +30,7 @@ from fedipw.selection.participation import (
     Window,
     panel,
 )
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.rowstore import BlockStore, PanelStore
 from fedipw.selection.steps import COLUMNS, Formulas, ReplyHistory, participation_steps
 from fedipw.tables.design import Design, DesignRows, Missing

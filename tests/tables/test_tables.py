@@ -79,7 +79,7 @@ def test_targets_of_a_file(tmp_path: Path) -> None:
         ("name,mean\nage,1\n", r"no column 'value'; it has name, mean"),
         ("name,value\n", r"There are no targets"),
         ("name,value\nage,\n", r"value of age is missing"),
-        ("name,value\nage,old\n", r"column 'value' must hold numbers"),
+        ("name,value\nage,old\n", r"row 1, column 'value': 'old' is not a number"),
         ("name,value\nage,1\nage,2\n", r"age: each target must be given once"),
         ("name,value\n,1\n", r"row 1 has no name"),
         ("name,value,se\nage,1,-1\n", r"standard error of age must be a number from 0 to 1e"),

@@ -13,8 +13,8 @@ from fedipw.errors import SeparationError
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Newton
 from fedipw.selection.enrollment import enrollment_stage
-from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import ParticipationSettings, Window
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.steps import Formulas
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population

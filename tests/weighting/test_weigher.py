@@ -8,8 +8,8 @@ import pytest
 
 from fedipw.errors import EmptyRoundError, InputError
 from fedipw.selection.classifiers import Newton
-from fedipw.selection.logistic import NewtonLogistic
 from fedipw.selection.participation import Participation, Source, panel
+from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.steps import Formulas, participation_steps
 from fedipw.tables.ledger import Round
 from fedipw.tables.population import Members

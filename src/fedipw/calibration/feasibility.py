@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linprog
 
 from fedipw.calibration.design import conflict_rows
 from fedipw.calibration.distances import Distance
@@ -141,6 +140,8 @@ def _whole_programme(problem: DualProblem, used: IntArray) -> Nearest:
 
 def _programme(x: FloatArray, limits: FloatArray) -> tuple[float, FloatArray, FloatArray]:
     """Minimise s with |x m| <= s, sum m = 1 and limits on m and s; returns s, m and multipliers."""
+    from scipy.optimize import linprog  # noqa: PLC0415 (slow to load, seldom needed)
+
     q, k = x.shape
     below = -np.ones((q, 1))
     found = linprog(

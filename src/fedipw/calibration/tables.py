@@ -17,7 +17,7 @@ from fedipw.numerics.checks import some
 from fedipw.tables.columns import ENROLLED, ID
 from fedipw.tables.formula import Term, sorted_levels, term_matrix, term_of
 from fedipw.tables.population import Population
-from fedipw.tables.table import Table, TableLike
+from fedipw.tables.table import Table, TableLike, odd_number
 from fedipw.tables.targets import Targets
 
 OTHERS = "all others"
@@ -53,7 +53,7 @@ def calibrated_table(
     >>> table["weight"].round(6).to_list()
     [0.2, 0.2, 0.6]
     """
-    given = Table(table)
+    given = source = Table(table)
     whole = client is None and given.rows <= in_memory
     if whole:
         given = Table(given.collect())
@@ -61,7 +61,8 @@ def calibrated_table(
     columns = _target_columns(given, targets)
     if population_size is None:
         population_size = targets.totals
-    rows = given.collect(_enrolled(given).select(_id_and_base(given, base)))
+    rows = given.collect(_enrolled(given).select(_id_and_base(given, base, source.name)))
+    source.warn_of_odd_cells()
     design: BalanceDesign
     if whole:
         design = columns.design(given.collect(_enrolled(given)))
@@ -84,7 +85,7 @@ def _enrolled(table: Table) -> pl.LazyFrame:
     return table.scan().filter(ENROLLED) if ENROLLED in table.schema else table.scan()
 
 
-def _id_and_base(table: Table, base: str | None) -> list[pl.Expr]:
+def _id_and_base(table: Table, base: str | None, name: str) -> list[pl.Expr]:
     """Return the identifier and, where a column of them is named, the base weight."""
     if base is None:
         return [pl.col(ID)]
@@ -92,7 +93,8 @@ def _id_and_base(table: Table, base: str | None) -> list[pl.Expr]:
         raise InputError(f"No base weight column {base!r}; the table has {some(table.schema)}.")
     kind = table.schema[base]
     if not kind.is_numeric():
-        raise InputError(f"The base weight column {base!r} holds {kind}, not numbers.")
+        odd = odd_number(table.collect(table.scan().select(base))[base])
+        raise InputError(f"{name}: base weights: {odd}.")
     return [pl.col(ID), pl.col(base).cast(pl.Float64).fill_null(np.nan).alias("base")]
 
 

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from fedipw.cli.options import (
+    ALWAYS,
     Cluster,
     PopulationOptions,
     Scheduler,
@@ -106,7 +107,6 @@ def audit(
     from fedipw.audit.verdict import judged
     from fedipw.evaluation.logged import Metrics
     from fedipw.storage.atomic import check_place, write_texts
-    from fedipw.tables.ledger import Ledger
     from fedipw.weighting.replay import Record
 
     del schema
@@ -133,11 +133,10 @@ def audit(
     if metrics is not None and rounds is None:
         raise InputError("--metrics goes with --rounds: a metric belongs to replies.")
     settings, metric = asked.settings(client=ctx.with_resource(scheduled(scheduler))), None
-    ledger = None if rounds is None else Ledger(rounds)
-    if ledger is not None:
-        ledger.require_rounds()
+    ledger = None if rounds is None else given.ledger(rounds)
     if metrics is not None:
-        metric = MetricRequest(values=Metrics.read(metrics), name=metric_name, by=tuple(by or ()))
+        values = Metrics.read(given.table(metrics))
+        metric = MetricRequest(values=values, name=metric_name, by=tuple(by or ()))
     plan, record = settings.plan(who), Record()
     stage = coded_stage(settings, who, ledger)
     with bar("rounds") as step:
@@ -189,7 +188,7 @@ def _check_alone(ctx: typer.Context, taken: Collection[str], why: str) -> None:
     for option in ctx.command.params:
         source = ctx.get_parameter_source(option.name or "")
         named = source is not None and source.name != "DEFAULT"
-        if named and option.name not in taken:
+        if named and option.name not in ALWAYS.union(taken):
             more.append(option.opts[0])
     if more:
         raise InputError(f"{why}, and nothing else but --out: leave out {some(more)}.")

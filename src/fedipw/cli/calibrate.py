@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
+from fedipw.cli.options import ID, Id, Separator
 from fedipw.cli.terminal import out as _out
 from fedipw.cli.terminal import say
 from fedipw.errors import InputError
@@ -53,6 +54,8 @@ def calibrate(
     slack: Annotated[
         float | None, Option(help="Allow each mean to miss by this many sd(b).")
     ] = None,
+    id: Id = ID,  # noqa: A002
+    separator: Separator = None,
     scheduler: Annotated[
         str | None, Option(help="Dask scheduler to calibrate on, tcp://host:port.")
     ] = None,
@@ -72,6 +75,7 @@ def calibrate(
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
     from fedipw.cli.options import check_inputs_kept, check_totals, claim, scheduled
+    from fedipw.tables.table import Table as FileTable
     from fedipw.tables.table import check_results, check_table_path, write_table
     from fedipw.tables.targets import Targets
 
@@ -82,8 +86,10 @@ def calibrate(
     rule = distance_named(distance.value, None if bounds is None else _bounds(bounds))
     with scheduled(scheduler) as client:
         table, found = calibrated_table(
-            units,
-            Targets.read(targets, totals=population_size if totals else None),
+            FileTable(units, id=id, separator=separator),
+            Targets.read(
+                FileTable(targets, separator=separator), totals=population_size if totals else None
+            ),
             distance=rule,
             base=base,
             population_size=population_size,
@@ -140,12 +146,10 @@ def _print(found: Calibration, rows: int, out: Path) -> None:
     lines = zip(
         found.names, found.given, found.target, found.achieved, found.violation, strict=True
     )
-    for name, given, target, achieved, miss in list(lines)[:_SHOWN]:
+    for name, given, target, achieved, miss in lines:
         middle = [f"{target:.6g}"] if moved else []
         table.add_row(escape(name), f"{given:.6g}", *middle, f"{achieved:.6g}", f"{miss:.1e}")
-    _out.print(table)
-    if len(found.names) > _SHOWN:
-        _out.print(f"... and {len(found.names) - _SHOWN} more targets.")
+    _out.print(table, rows=_SHOWN)
     say(
         f"{rows} enrolled clients, effective {found.effective_sample_size:.1f}; weight * N / base "
         f"from {found.ratio.min():.4g} to {found.ratio.max():.4g}; {found.status.value} after "

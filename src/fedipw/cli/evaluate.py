@@ -116,7 +116,6 @@ def evaluate(
     from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.evaluation.prediction import checked_regression
     from fedipw.evaluation.replicates import REPLICATES
-    from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_results, check_table_path, write_table
 
     who = given.read().clustered(cluster)
@@ -137,13 +136,12 @@ def evaluate(
     if against is not None and proportion is None:
         proportion = False  # differences, even if all of them should be 0 or 1
     kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
-    values = Metrics.read(metrics)
+    values = Metrics.read(given.table(metrics))
     if against is not None:
-        values = values.against(Metrics.read(against))
+        values = values.against(Metrics.read(given.table(against)))
     if ratio_to is not None:
-        values = values.over(Metrics.read(ratio_to))
-    ledger = Ledger(rounds)
-    ledger.require_rounds()
+        values = values.over(Metrics.read(given.table(ratio_to)))
+    ledger = given.ledger(rounds)
     client = ctx.with_resource(scheduled(scheduler))
     settings = models.settings(method=scheme, fit="pooled", client=client)
     plan = settings.plan(who)
@@ -200,10 +198,9 @@ def _say_intervals(lines: list[Estimate]) -> None:
 
 def _print(table: Table, lines: list[Estimate]) -> None:
     """Print some estimates, with as many of their numbers as the table has columns for."""
-    last = ""
-    for line in lines[:_SHOWN]:
+    for line in lines:
         row = (
-            "" if line.group == last else escape(line.group),
+            escape(line.group),
             _named(line),
             f"{line.estimate:.5g}",
             f"{line.se:.3g}" if math.isfinite(line.se) else "–",
@@ -213,8 +210,7 @@ def _print(table: Table, lines: list[Estimate]) -> None:
             str(line.clients),
         )
         table.add_row(*row[: len(table.columns)])
-        last = line.group
-    _out.print(table)
+    _out.print(table, rows=_SHOWN, grouped=True)
 
 
 def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: bool) -> None:
@@ -231,9 +227,6 @@ def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: 
         groups = [f"{_full(x)} of {x.group}" for x in found.estimates if x.reason == reason]
         say(f"{some(groups)}: {reason}.")
     _say_intervals([line for line in lines if math.isfinite(line.low)])
-    more = max(len(means) - _SHOWN, 0) + max(len(others) - _SHOWN, 0)
-    if more:
-        say(f"... and {more} more rows; --out writes them all.")
     if contrast:
         say("Values are differences: the first model less the second, on the same clients.")
     moved = found.moved

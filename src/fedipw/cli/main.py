@@ -15,13 +15,12 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from fedipw.cli.options import flat
+from fedipw.cli.options import CommonOptions, OutputOptions, flat
 from fedipw.errors import FedIPWError, InfeasibleError, PositivityError
 from fedipw.numerics.checks import shown, visible
 
@@ -38,6 +37,8 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help
     "new": "fedipw.cli.new:new",
     "study": "fedipw.lab.commands:study",
 }
+_FILES: Final = frozenset({"calibrate", "weights", "evaluate", "audit"})  # whose outputs are files
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _PACKAGES: Final = ("fedipw", "numpy", "polars")
 _SMALLER = "Use a smaller table, fewer columns or levels, fewer --workers, or a larger machine."
 _LONGEST = 4_000  # characters of a message
@@ -53,25 +54,41 @@ _REMEDIES = {
 }
 
 
+# Contexts and commands have no type below: Typer takes them from click, or brings its own click.
+
+
+class _Plain(TyperCommand):
+    """A command whose help is plain text: in boxes, long words would be cut."""
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")  # Typer escapes what rich would read
+
+
 class _OnDemand(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         del ctx
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
         if cmd_name not in COMMANDS:
             return None
         module, _, function = COMMANDS[cmd_name].partition(":")
-        alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(flat(getattr(import_module(module), function)))
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        groups = (OutputOptions, CommonOptions) if cmd_name in _FILES else (CommonOptions,)
+        command = flat(getattr(import_module(module), function), *groups)
+        alone.command(cmd_name, cls=_Plain, context_settings=_HELP)(command)
         return typer.main.get_command(alone)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write what each command does, whole."""
+        made = [(name, self.get_command(ctx, name)) for name in COMMANDS]
+        with formatter.section("Commands"):
+            formatter.write_dl([(n, c.get_short_help_str(limit=_LONGEST)) for n, c in made if c])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = get_close_matches(name, COMMANDS)
@@ -85,8 +102,9 @@ app = typer.Typer(
     name="fedipw",
     help="Federated learning that serves the target population.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=_HELP,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -117,7 +135,7 @@ def main() -> None:
     probability below the threshold given with ``--strict``.
     """
     try:
-        app()
+        app(prog_name="fedipw")
     except FedIPWError as error:
         _end(str(error), _code(error))
     except MemoryError as error:

@@ -12,17 +12,20 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import click
-from typer import Option
+from typer import Context, Option
 
-from fedipw.cli.terminal import bar
+from fedipw.cli.terminal import bar, manner, notice
 from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.population import Population
+    from fedipw.tables.table import Table
     from fedipw.weighting.settings import Settings
+
+
+ID = "unit_id"  # as in tables.columns, which would load all that tables need
 
 
 class FitName(StrEnum):
@@ -41,6 +44,13 @@ class MissingName(StrEnum):
     DROP = "drop"
 
 
+Id = Annotated[
+    str, Option("--id", help="Column of the clients' identifiers in tables, and in rounds.")
+]
+Separator = Annotated[
+    str | None,
+    Option(help="Of .csv and .tsv files, such as ';'; by default the one of their header."),
+]
 Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
 Scheduler = Annotated[str | None, Option(help="Dask scheduler for the fits, tcp://host:port.")]
 Cluster = Annotated[
@@ -79,6 +89,22 @@ class PopulationOptions:
     base: Annotated[
         str | None, Option(help="Column of base weights: clients that each row stands for.")
     ] = None
+    id: Id = ID
+    separator: Separator = None
+
+    def table(self, path: Path) -> Table:
+        """Return a table of clients as the options say that it is written."""
+        from fedipw.tables.table import Table
+
+        return Table(path, id=self.id, separator=self.separator)
+
+    def ledger(self, rounds: Path) -> Ledger:
+        """Return the ledger of a directory; raise if it has no closed rounds, or not all."""
+        from fedipw.tables.ledger import Ledger
+
+        made = Ledger(rounds, id=self.id)
+        made.require_rounds()
+        return made
 
     @property
     def paths(self) -> tuple[Path | None, ...]:
@@ -88,6 +114,7 @@ class PopulationOptions:
     def read(self) -> Population:
         """Return the population of the tables given, or raise if they do not go together."""
         from fedipw.tables.population import Population
+        from fedipw.tables.table import Table
 
         targets, size, reference = self.targets, self.population_size, self.reference
         if (self.population is None) == (self.enrolled is None):
@@ -108,7 +135,7 @@ class PopulationOptions:
                 raise InputError(
                     f"--enrolled and {given} go together: a population table lists everybody."
                 )
-            return Population(self.population, base=self.base)
+            return Population(self.table(self.population), base=self.base)
         assert self.enrolled is not None
         if reference is not None and self.reference_weight is not None:
             if targets is not None or size is not None:
@@ -118,12 +145,14 @@ class PopulationOptions:
                     "--base goes with --population or --targets: the enrolled beside a reference "
                     "sample have no base weights."
                 )
-            return Population.from_sample(self.enrolled, reference, self.reference_weight)
+            sample = Table(reference, separator=self.separator)
+            return Population.from_sample(self.table(self.enrolled), sample, self.reference_weight)
         if targets is None:
             raise InputError("--enrolled and --targets go together, or --enrolled and --reference.")
         check_totals(size, totals=self.totals)
+        means = Table(targets, separator=self.separator)
         return Population.from_totals(
-            self.enrolled, targets, size, totals=self.totals, base=self.base
+            self.table(self.enrolled), means, size, totals=self.totals, base=self.base
         )
 
 
@@ -198,8 +227,35 @@ class WeightOptions(ModelOptions):
     ] = None
 
 
-def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the options of its groups one by one, as Typer wants them."""
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """How much any command says."""
+
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Print tables and errors alone, no sentences.")
+    ] = False
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Print versions, times and warnings of libraries too.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What becomes of files that stand where outputs go; :func:`claim` looks at it."""
+
+    force: Annotated[bool, Option("--force", help="Replace output files that are there.")] = False
+
+
+_running: list[Context] = []  # the command that runs is the last
+ALWAYS = frozenset({"quiet", "verbose", "force", "help"})  # options that go with all others
+
+
+def flat(command: Callable[..., None], *more: type[Any]) -> Callable[..., None]:
+    """Return a command that takes the options of its groups one by one, as Typer wants them.
+
+    ``more`` are groups that the command itself does not look at; :class:`CommonOptions` are held
+    while it runs.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {n: kind for n, kind in hints.items() if is_dataclass(kind)}
     single = {}
@@ -212,14 +268,33 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
             single[one.name] = given.replace(
                 name=one.name, default=one.default, annotation=kinds[one.name]
             )
+    for group in more:
+        kinds = get_type_hints(group, include_extras=True)
+        for one in fields(group):
+            single[one.name] = inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default,
+                annotation=kinds[one.name],
+            )  # fmt: skip
+
+    asks = "ctx" in single
+    single["ctx"] = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=Context)
 
     @wraps(command)
-    def called(**given: Any) -> None:
+    def called(ctx: Context, **given: Any) -> None:
+        said = {name: given[name] for group in more for name in (f.name for f in fields(group))}
+        given = {name: value for name, value in given.items() if name not in said}
         made = {
             name: kind(**{one.name: given.pop(one.name) for one in fields(kind)})
             for name, kind in groups.items()
         }
-        command(**made, **given)
+        if asks:
+            given["ctx"] = ctx
+        _running.append(ctx)
+        try:
+            with manner(quiet=said.get("quiet", False), verbose=said.get("verbose", False)):
+                command(**made, **given)
+        finally:
+            _running.pop()
 
     options = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in single.values()]
     called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -241,13 +316,37 @@ def check_inputs_kept(out: Path, rounds: Path | None, *inputs: Path | None) -> N
 
 
 def claim(*places: Path | None) -> None:
-    """Hold the outputs of this command until it ends, or raise if another one writes them."""
+    """Hold the outputs of this command until it ends, or raise if another one writes them.
+
+    Nothing is written over: a file that is there, or a directory that holds something, is an error
+    without ``--force``.
+    """
     from fedipw.storage.lock import claimed
 
-    command = click.get_current_context()
+    command = _running[-1]
+    given = [place for place in places if place is not None]
+    check_free(*given)
+    for place in given:
+        command.with_resource(claimed(place, f"runs fedipw {command.info_name} for it"))
+
+
+def check_free(*places: Path | None) -> None:
+    """Raise if something would be written over without ``--force``; say so with it."""
     for place in places:
-        if place is not None:
-            command.with_resource(claimed(place, f"runs fedipw {command.info_name} for it"))
+        if place is None or not _is_taken(place):
+            continue
+        if not _running[-1].params.get("force"):
+            raise InputError(
+                f"{place} is there already: choose another name, or add --force to replace it."
+            )
+        notice(f"notice: {place} is there already and will be replaced (--force).")
+
+
+def _is_taken(place: Path) -> bool:
+    try:
+        return any(place.iterdir()) if place.is_dir() else os.path.lexists(place)
+    except OSError:  # what cannot be looked at cannot be written either, which is told later
+        return False
 
 
 def _real(path: Path) -> Path:

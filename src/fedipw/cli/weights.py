@@ -21,6 +21,7 @@ from fedipw.cli.options import (
     Strict,
     Threshold,
     WeightOptions,
+    check_free,
     check_inputs_kept,
     check_probabilities,
     check_strict,
@@ -63,7 +64,6 @@ def weights(
 
     Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
     """
-    from fedipw.tables.ledger import Ledger
     from fedipw.tables.table import check_table_path
     from fedipw.weighting.replay import Replay
 
@@ -75,8 +75,8 @@ def weights(
     check_probabilities(strict=strict, threshold=threshold)
     if save_models is not None and asked.fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
-    ledger = Ledger(rounds)
-    ledger.require_rounds()
+    ledger = given.ledger(rounds)
+    check_free(save_models)
     claim(out)
     with scheduled(scheduler) as client:
         settings = asked.settings(client=client)

@@ -94,6 +94,12 @@ class Evaluation:
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
 
+    def plot(self, name: str = "metric") -> Any:
+        """Return a matplotlib ``Figure`` of the means and intervals, by group and estimator."""
+        from fedipw.figures import estimates_figure  # noqa: PLC0415
+
+        return estimates_figure(self.table(), name=name)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values; an odds ratio that is infinite, none that reaches it, is null."""
         at = None if self.reverses_at == np.inf else self.reverses_at

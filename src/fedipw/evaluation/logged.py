@@ -32,7 +32,7 @@ from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
 from fedipw.tables.design import Missing
 from fedipw.tables.ledger import Ledger, Round
-from fedipw.tables.table import Table, TableLike
+from fedipw.tables.table import Table, TableLike, odd_number
 from fedipw.weighting.pipeline import Method
 from fedipw.weighting.replay import Observer, Plan, Progress, Replay
 from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
@@ -70,6 +70,9 @@ class Metrics:
         for name in (ID, ROUND, VALUE, *([COUNT] if COUNT in frame.columns else [])):
             if frame[name].null_count():
                 yield f": {frame[name].null_count()} rows have no {name!r}."
+        texts = [n for n in (ROUND, VALUE, COUNT) if frame.schema.get(n) == pl.String]
+        if texts:
+            yield f": {odd_number(frame[texts[0]])}."
         if not frame.schema[ROUND].is_integer():
             yield f": {ROUND!r} must hold whole numbers."
         kind = frame.schema[VALUE]
@@ -100,9 +103,12 @@ class Metrics:
             )
 
     @classmethod
-    def read(cls, source: TableLike) -> Metrics:
-        """Return the metrics of a table: a file, a directory of parts or a frame."""
-        table = Table(source)
+    def read(cls, source: TableLike, *, id: str = ID) -> Metrics:  # noqa: A002
+        """Return the metrics of a table: a file, a directory of parts or a frame.
+
+        ``id`` is the column of identifiers.
+        """
+        table = Table(source, id=id)
         table.require([ID, ROUND, VALUE])
         names = [n for n in (ID, ROUND, VALUE, COUNT) if n in table.schema]
         return cls(table.collect(table.scan().select(names)), table.name)

@@ -15,9 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol, Self, final
 
 import numpy as np
 import polars as pl
-from sklearn.base import clone, is_classifier, is_regressor
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import has_fit_parameter
 
 from fedipw.errors import InputError
 from fedipw.evaluation.estimators import (
@@ -92,6 +89,8 @@ class Regressor:
         ...
         fedipw.errors.InputError: No regression 'bosting'. Known: boosting, forest, linear, or...
         """
+        from sklearn.base import is_classifier, is_regressor  # noqa: PLC0415 (slow to load)
+
         made = named_object(name, REGRESSORS, "regression")
         known = name if isinstance(name, str) else type(made).__name__
         if known in OF_FLAGS:
@@ -207,6 +206,8 @@ class CrossFitted:
         fold = drawn_folds(np.arange(count), count, folds, np.random.default_rng(seed))[rank]
         fold_of = np.full(sample.clients, -1)
         fold_of[rows] = fold
+        from sklearn.base import is_classifier  # noqa: PLC0415 (slow to load)
+
         chosen = regression.chosen(values)
         row, y, weights = _training(sample, values, rows, split=is_classifier(chosen))
         own, models = np.full(sample.clients, np.nan), []
@@ -283,6 +284,10 @@ def _training(
 
 def _fitted(estimator: Any, X: FloatArray, y: FloatArray, weights: FloatArray) -> Model:
     """Return an estimator fitted to values (n,) of rows (n, q) that count so much, (n,)."""
+    from sklearn.base import clone, is_classifier  # noqa: PLC0415 (slow to load)
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
+    from sklearn.utils.validation import has_fit_parameter  # noqa: PLC0415
+
     model = clone(estimator)
     alike = bool((weights == 1.0).all()) or not has_fit_parameter(model, "sample_weight")
     more = {} if alike else {"sample_weight": weights}

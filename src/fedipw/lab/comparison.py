@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-from scipy import stats
 
 if TYPE_CHECKING:
     from fedipw.lab.study_file import Study
@@ -289,6 +288,8 @@ def _known(part: pl.DataFrame, column: str) -> FloatArray:
 
 
 def _t(n: int, level: float) -> float:
+    from scipy import stats  # noqa: PLC0415 (slow to load)
+
     return float(stats.t.ppf(0.5 + level / 2, n - 1))
 
 
@@ -297,6 +298,8 @@ def _p_value(gap: Interval) -> float | None:
         return None
     if gap.se == 0.0:
         return 1.0 if gap.mean == 0.0 else 0.0
+    from scipy import stats  # noqa: PLC0415 (slow to load)
+
     return float(2.0 * stats.t.sf(abs(gap.mean / gap.se), gap.n - 1))
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 
 from fedipw.audit.page import TEMPLATES
 from fedipw.lab.pages import Table, inline_svg
 from fedipw.lab.style import look_of, new_figure, styled
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
     from fedipw.numerics import FloatArray
 
 _POSITIVITY_FROM = 1.75  # strengths beyond this leave clients almost no chance to enroll

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,9 @@ def _weighting_look(method: str) -> Look:
 
 def new_figure(width: float, height: float) -> Figure:
     """Return a figure with its own canvas: no global state, no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to load)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -108,4 +110,6 @@ def new_figure(width: float, height: float) -> Figure:
 
 def styled() -> AbstractContextManager[None]:
     """Return a context in which figures take the project's settings."""
+    import matplotlib as mpl  # noqa: PLC0415 (slow to load)
+
     return mpl.rc_context(SETTINGS)

@@ -10,15 +10,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 from scipy.special import expit, logit
-from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.isotonic import isotonic_regression
-from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedipw.errors import InputError, NotConvergedError, SeparationError
 from fedipw.numerics.checks import check_finite, check_probability, check_rows, some
@@ -26,8 +21,6 @@ from fedipw.selection.logistic import (
     DECREMENT_TOL,
     GRADIENT_TOL,
     LogisticFit,
-    NewtonLogistic,
-    binary_labels,
     logistic_fit,
 )
 
@@ -35,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from fedipw.numerics import BoolArray, FloatArray, IdArray, IntArray
+    from fedipw.selection.propensity import PropensityModel
     from fedipw.selection.rowstore import StoredRows
 
 PENALTY = 1.0  # l2 of a fit that would separate without one
@@ -58,56 +52,14 @@ def rate_note(stage: str, error: SeparationError | NotConvergedError) -> str:
     return f"{stage} by a constant rate, not by a model: {error.reason}"
 
 
-class PropensityModel(ClassifierMixin, BaseEstimator):
-    """P(selected | x) from any probabilistic classifier.
-
-    Parameters
-    ----------
-    classifier
-        Any scikit-learn classifier with ``predict_proba``; unpenalised :class:`NewtonLogistic` by
-        default. Its probabilities are passed on as they are, never clipped.
-
-    Examples
-    --------
-    >>> X, y = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([0, 1, 0, 1])
-    >>> PropensityModel().fit(X, y).predict_proba([[0.0]]).round(3)
-    array([[0.5, 0.5]])
-    """
-
-    def __init__(self, classifier: Any = None) -> None:
-        self.classifier = classifier
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
-
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit to ``X`` (n, q) and two-valued ``y`` (n,)."""
-        X, y = validate_data(self, X, y)
-        binary_labels(y)
-        base = NewtonLogistic() if self.classifier is None else self.classifier
-        self.classifier_ = clone(base).fit(X, y)
-        self.classes_ = self.classifier_.classes_
-        return self
-
-    def predict_proba(self, X: Any) -> FloatArray:
-        """Return the probabilities of both classes, (n, 2)."""
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False)
-        prob: FloatArray = self.classifier_.predict_proba(X)
-        return prob
-
-    def predict(self, X: Any) -> Any:
-        """Return the likelier class, (n,)."""
-        prob = self.predict_proba(X)  # first, so that an unfitted model says so
-        return self.classes_[prob.argmax(axis=1)]
-
-
 def fitted_model(
     classifier: Any, X: FloatArray, selected: ArrayLike, names: Sequence[str]
 ) -> PropensityModel:
     """Return a model fitted in earnest: what scikit-learn would warn of is an error here."""
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
+
+    from fedipw.selection.propensity import NewtonLogistic, PropensityModel  # noqa: PLC0415
+
     model = PropensityModel(classifier)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # raised below, with names
@@ -225,6 +177,8 @@ class Isotonic:
             raise InputError(f"{held} rows of one kind cannot give {self.rows_per_class} per step.")
         at, rank, rows = np.unique(score, return_inverse=True, return_counts=True)
         ones = np.bincount(rank, weights=selected).astype(np.int64)
+        from sklearn.isotonic import isotonic_regression  # noqa: PLC0415
+
         level = isotonic_regression(ones / rows, sample_weight=rows)
         first = np.flatnonzero(np.diff(level, prepend=-1.0))  # where each step begins
         first = _pooled(first, ones, rows - ones, self.rows_per_class)
@@ -305,6 +259,8 @@ def client_folds(
         )
     chance = int(rng.integers(2**31))
     alone = clients == len(y)  # one row each: the plain split is fast for any number
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # noqa: PLC0415
+
     kind = StratifiedKFold if alone else StratifiedGroupKFold
     fold_of = np.empty(len(y), dtype=np.int64)
     split = kind(folds, shuffle=True, random_state=chance).split(y, y, None if alone else groups)
@@ -609,6 +565,8 @@ def estimator_named(
     if name is None or name == "logistic":
         if not folds and calibration is None:
             return Newton(l2)
+        from fedipw.selection.propensity import NewtonLogistic  # noqa: PLC0415
+
         classifier = NewtonLogistic(l2) if l2 else None
     elif l2:
         raise InputError(f"l2 is a penalty of logistic regression; {name} has settings of its own.")
@@ -635,6 +593,8 @@ def seeded(estimator: Any) -> Any:
     """
     if getattr(estimator, "random_state", 0) is not None:
         return estimator
+    from sklearn.base import clone  # noqa: PLC0415
+
     return clone(estimator).set_params(random_state=0)
 
 
@@ -659,6 +619,7 @@ def named_object(name: Any, known: Mapping[str, Recipe], kind: str) -> Any:
 def is_estimator(made: Any, method: str) -> bool:
     """Return whether something is an object of scikit-learn, not its class, that has a method.
 
+    >>> from fedipw.selection.propensity import NewtonLogistic
     >>> is_estimator(NewtonLogistic(), "predict_proba"), is_estimator(NewtonLogistic, "fit")
     (True, False)
     """
@@ -668,6 +629,8 @@ def is_estimator(made: Any, method: str) -> bool:
 
 def _made(name: Any) -> Any:
     """Return a classifier by a name of ours or by a dotted one, or the one given."""
+    from sklearn.base import is_classifier  # noqa: PLC0415
+
     made = named_object(name, CLASSIFIERS, "classifier")
     if not is_estimator(made, "predict_proba") or not is_classifier(made):
         raise InputError(

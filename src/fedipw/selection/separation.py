@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.linalg import null_space
-from scipy.optimize import linprog
 
 from fedipw.errors import NotConvergedError
 from fedipw.tables.partitions import Block, Partitions
@@ -78,6 +77,8 @@ class _Search:
 
     def direction(self, allowed: BoolArray) -> BoolArray:
         """Return columns of one direction within ``allowed`` that separates, none if none does."""
+        from scipy.optimize import linprog  # noqa: PLC0415 (slow to load, seldom needed)
+
         columns = np.append(np.flatnonzero(allowed), len(self.used))
         self._span(columns)
         for _ in range(_ROUNDS):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +41,8 @@ from fedipw.tables.table import (
     RATIO,
     check_claim,
     check_same_columns,
+    odd_number,
+    paragraphs,
     reading,
     write_table,
 )
@@ -92,7 +94,8 @@ class Ledger:
     sample of clients that the server asked has the client), ``opened_at`` (one date or time for the
     whole round), ``fate`` (the outcome of an invitation, for people to read:
     no formula may use it), and pre-round covariates, null where not observed. With ``since`` the
-    rounds before that one are left alone.
+    rounds before that one are left alone. ``id`` is a column that holds the identifiers if the
+    files have it, in place of ``unit_id``; such a ledger can be read and not be written to.
 
     Examples
     --------
@@ -106,13 +109,27 @@ class Ledger:
 
     directory: Path
     since: int = 1
+    id: str = ID
 
-    def __init__(self, directory: str | Path, since: int = 1) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        since: int = 1,
+        *,
+        id: str = ID,  # noqa: A002
+    ) -> None:
         if not isinstance(directory, str | Path):
             kind = type(directory).__name__
             raise InputError(f"A ledger is a directory, given as str or Path, not {kind}.")
         object.__setattr__(self, "directory", Path(directory))
         object.__setattr__(self, "since", since)
+        object.__setattr__(self, "id", id)
+
+    def _repr_html_(self) -> str:
+        rounds = self.rounds
+        found = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no closed round"
+        known = f"; covariates {some(self.covariates)}" if rounds and self.covariates else ""
+        return paragraphs(f"Ledger({self.directory}: {found}{known})")
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -171,6 +188,7 @@ class Ledger:
             # no more rows than its bytes can honestly hold, without another look at the file
             most = 10**6 + 64 * path.stat().st_size
             frame = pl.read_parquet(path, n_rows=None if os.environ.get(ALLOW) else most + 1)
+            frame = frame.rename(self._renamed(frame.columns, path))
         if frame.height > most:
             check_claim(path, CLAIM + RATIO * frame.height * 64)
         check_round(frame, index, str(path))
@@ -181,7 +199,9 @@ class Ledger:
         rounds = self.require_rounds()
         for index in rounds[1:]:
             self._check_columns(self._schema_of(index), self.path(index))
-        return pl.scan_parquet([self.path(index) for index in rounds], glob=False)
+        query = pl.scan_parquet([self.path(index) for index in rounds], glob=False)
+        first = self.path(self.since)
+        return query.rename(self._renamed(query.collect_schema().names(), first))
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Yield the closed rounds in order, one in memory at a time."""
@@ -218,6 +238,8 @@ class Ledger:
         return self.path(index).is_file()
 
     def _write(self, index: int, frame: pl.DataFrame) -> None:
+        if self.id != ID:
+            raise InputError(f"A ledger is written with {ID!r}: open it without id=.")
         follows = index == self.since or self.has(index - 1)
         if index < self.since or not follows or self.has(index):
             last = max(self.rounds, default="none")
@@ -238,7 +260,19 @@ class Ledger:
         if not path.is_file():
             raise InputError(f"No round {index} in {self.directory}.")
         with reading(path):
-            return pl.Schema(pl.read_parquet_schema(path))
+            found = pl.read_parquet_schema(path)
+        names = self._renamed(list(found), path)
+        return pl.Schema({names.get(name, name): kind for name, kind in found.items()})
+
+    def _renamed(self, names: Sequence[str], path: Path) -> dict[str, str]:
+        """Return the new name of the column of identifiers, where it has another."""
+        if self.id == ID or self.id not in names:
+            return {}
+        if ID in names:
+            raise InputError(
+                f"{path} has both {self.id!r}, which --id (id=) names, and {ID!r}: leave one out."
+            )
+        return {self.id: ID}
 
     def _check_columns(self, schema: pl.Schema, path: Path) -> None:
         check_same_columns(schema, self.schema, str(path), self.path(self.since).name)
@@ -328,7 +362,7 @@ def _check_order(frame: pl.DataFrame, first: str, then: str, where: str) -> None
 
 def _check_invite_prob(frame: pl.DataFrame, where: str) -> None:
     if not frame[INVITE_PROB].dtype.is_numeric():
-        raise InputError(f"{where}: {INVITE_PROB!r} must hold numbers.")
+        raise InputError(f"{where}: {odd_number(frame[INVITE_PROB])}.")
     if not frame[INVITED].any() and frame[INVITE_PROB].null_count() == frame.height:
         return  # nobody could be invited
     due = pl.col(AVAILABLE) if AVAILABLE in frame.columns else pl.col(INVITED)

@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -29,7 +28,7 @@ from fedipw.numerics.checks import (
 from fedipw.tables.columns import ENROLLED, FROM, ID, NO, OPENED_AT, UNTIL, YES
 from fedipw.tables.design import Design
 from fedipw.tables.formula import is_number, near, nearest_first
-from fedipw.tables.table import Table, TableLike
+from fedipw.tables.table import Table, TableLike, odd_number, paragraphs
 from fedipw.tables.targets import Targets, TargetsLike
 
 if TYPE_CHECKING:
@@ -65,8 +64,10 @@ class ReferenceSample:
         """Return the sample in a table, its design weights in a column."""
         given = Table(table)
         given.require([weight])
-        values = given.collect(given.scan().select(pl.col(weight).cast(pl.Float64)))[weight]
-        weights = values.fill_null(np.nan).to_numpy()
+        values = given.collect(given.scan().select(weight))[weight]
+        if not values.dtype.is_numeric():
+            raise InputError(f"{given.name}: {odd_number(values)}.")
+        weights = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
         if not (np.isfinite(weights).all() and (weights > 0.0).all()):
             raise InputError(f"{given.name}: weights in {weight!r} must be finite and above 0.")
         check_magnitude(weights, repr(weight), given.name)
@@ -90,6 +91,8 @@ class Population:
     base
         Column of base weights, where a row stands for more clients than itself: the population is
         as large as their sum, and its means are weighted by them. It is no covariate.
+    id
+        The column of identifiers, where it is not ``unit_id``.
 
     Examples
     --------
@@ -109,9 +112,15 @@ class Population:
     _size: float | None = None
     _checked = False
 
-    def __init__(self, table: TableLike, *, base: str | None = None) -> None:
-        self.clients, self.base = Table(table), base
-        if not isinstance(table, str | Path):
+    def __init__(
+        self,
+        table: TableLike,
+        *,
+        base: str | None = None,
+        id: str = ID,  # noqa: A002
+    ) -> None:
+        self.clients, self.base = Table(table, id=id), base
+        if self.clients.path is None:
             self.check()
 
     @classmethod
@@ -128,6 +137,7 @@ class Population:
         *,
         totals: bool = False,
         base: str | None = None,
+        id: str = ID,  # noqa: A002
     ) -> Population:
         """Return a population known by its enrolled clients and by means from outside.
 
@@ -143,20 +153,27 @@ class Population:
                 "they are divided by it."
             )
         made = cls.__new__(cls)
-        made.clients, made.base = Table(enrolled), base
+        made.clients, made.base = Table(enrolled, id=id), base
         made.targets = Targets.given(targets, totals=size if totals else None)
         made._size = size
         return made
 
     @classmethod
-    def from_sample(cls, enrolled: TableLike, sample: TableLike, weight: str) -> Population:
+    def from_sample(
+        cls,
+        enrolled: TableLike,
+        sample: TableLike,
+        weight: str,
+        *,
+        id: str = ID,  # noqa: A002
+    ) -> Population:
         """Return a population known by its enrolled clients and a reference sample of it.
 
         ``weight`` names the column of design weights, inverse inclusion probabilities that sum to
         about the population's size.
         """
         made = cls.__new__(cls)
-        made.clients, made.sample = Table(enrolled), ReferenceSample.of(sample, weight)
+        made.clients, made.sample = Table(enrolled, id=id), ReferenceSample.of(sample, weight)
         made._size = float(made.sample.weights.sum())
         return made
 
@@ -170,6 +187,10 @@ class Population:
         elif self.sample is not None:
             known = f", reference sample of {self.sample.table.rows}"
         return f"Population({inside}{of}{known})"
+
+    def _repr_html_(self) -> str:
+        first = self.clients.collect(self.clients.scan().head(5))
+        return paragraphs(repr(self)) + first._repr_html_()
 
     @property
     def lists_everyone(self) -> bool:
@@ -294,6 +315,7 @@ class Population:
             ignored = self._has_flags and not self.lists_everyone
             rows = table.scan().filter(ENROLLED) if ignored else table.scan()
             _check_base(table, self.base, rows)
+        table.warn_of_odd_cells()
         self._checked = True
 
     def moments(self, balance: Design | Sequence[str]) -> PopulationMeans:
@@ -411,7 +433,8 @@ def _check_base(table: Table, base: str, rows: pl.LazyFrame) -> None:
         )
     kind = table.schema[base]
     if not kind.is_numeric():
-        raise InputError(f"{table.name}: base weights in {base!r} are {kind}, not numbers.")
+        odd = odd_number(table.collect(table.scan().select(base))[base])
+        raise InputError(f"{table.name}: base weights: {odd}.")
     value = pl.col(base).cast(pl.Float64)
     bad = value.is_null() | ~value.is_finite() | (value <= 0.0)
     count, least, most = table.collect(

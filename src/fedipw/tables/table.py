@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 import polars as pl
 
-from fedipw.errors import InputError, NotFiniteError
-from fedipw.numerics.checks import some
+from fedipw.errors import FedIPWWarning, InputError, NotFiniteError
+from fedipw.numerics.checks import shown, some, visible
 from fedipw.storage.atomic import check_place, unwritable, written_path
 from fedipw.tables.columns import ENROLLED, ID, NO, YES
 
@@ -23,6 +29,9 @@ CLAIM, RATIO = 4 * 2**30, 200  # bytes a file may claim to hold, and times its s
 ALLOW = "FEDIPW_ALLOW_LARGE_FILES"
 _MOST_PACKED = 1032  # bytes that one byte can stand for in a gzip file
 _FLAGS = dict.fromkeys(YES, True) | dict.fromkeys(NO, False)
+_MARKS = ",;\t|"  # between the cells of a text file
+_TEXTS = (pl.String, pl.Categorical, pl.Enum)
+_HEADER = 2**20  # bytes of a text file's first line
 
 
 class ArrowStream(Protocol):
@@ -34,6 +43,21 @@ class ArrowStream(Protocol):
 TableLike: TypeAlias = "str | Path | pl.LazyFrame | ArrowStream | Table"
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the files of a table are written, where that is not as usual."""
+
+    id: str = ID  # column of the clients' identifiers
+    separator: str | None = None  # between the cells of text; none is the one of the header
+
+    def __post_init__(self) -> None:
+        given = self.separator
+        if given is not None and (len(given) != 1 or not given.isascii() or given in '"\r\n'):
+            raise InputError(
+                f"A separator is one character, such as ; or | or a tab, not {shown(given)}."
+            )
+
+
 class Slice(NamedTuple):
     """Some rows of one file of a table."""
 
@@ -41,6 +65,7 @@ class Slice(NamedTuple):
     first: int  # row of the file
     rows: int
     start: int  # rows of the table before it
+    dialect: Dialect = Dialect()
 
 
 class _Part(NamedTuple):
@@ -62,6 +87,11 @@ class Table:
     source
         A path to a .parquet, .csv, .csv.gz, .tsv or .feather file, or to a directory; or a frame of
         polars, pandas, or any library that speaks Arrow.
+    id
+        The column of the clients' identifiers; it is ``unit_id`` in all that is made of the table.
+    separator
+        What stands between the cells of a text file. Without one it is the first of comma,
+        semicolon, tab and bar that the header has (of a .tsv file, a tab if it has one).
 
     Examples
     --------
@@ -69,17 +99,26 @@ class Table:
     >>> table = Table(people)
     >>> table.rows, table.schema.names(), [b["age"].sum() for b in table.batches(["age"], rows=2)]
     (3, ['unit_id', 'age'], [91, 44])
+    >>> Table(people.rename({"unit_id": "device"}), id="device").schema.names()
+    ['unit_id', 'age']
     >>> Table([30, 61, 44])
     Traceback (most recent call last):
     ...
     fedipw.errors.InputError: A table is a path (str or Path) or a frame (polars, pandas or any ...
     """
 
-    def __init__(self, source: TableLike) -> None:
+    def __init__(
+        self,
+        source: TableLike,
+        *,
+        id: str = ID,  # noqa: A002 (as the option is called)
+        separator: str | None = None,
+    ) -> None:
         self.path: Path | None = None
         self._frame: pl.DataFrame | pl.LazyFrame | None = None
+        self._dialect = Dialect(id, separator)
         if isinstance(source, Table):
-            self.path, self._frame = source.path, source._frame
+            self.path, self._frame, self._dialect = source.path, source._frame, source._dialect
         elif isinstance(source, str | Path):
             self.path = Path(source)
         else:
@@ -98,7 +137,8 @@ class Table:
         """The files, in order of their names."""
         if self.path is None:
             assert self._frame is not None
-            return (_Part(self.name, _with_flags(self._frame.lazy(), self.name)),)
+            query = _identified(self._frame.lazy(), self._dialect.id, self.name)
+            return (_Part(self.name, _with_flags(query, self.name)),)
         paths = [self.path]
         if self.path.is_dir():
             paths = sorted(self.path.glob("*.parquet"))
@@ -106,7 +146,7 @@ class Table:
                 raise InputError(f"{self.path} holds no .parquet file.")
         elif _format(self.path) and not self.path.is_file():
             raise InputError(f"No file {self.path}.")
-        return tuple(_Part(path, _scan(path)) for path in paths)
+        return tuple(_Part(path, _scan(path, self._dialect)) for path in paths)
 
     @cached_property
     def schema(self) -> pl.Schema:
@@ -195,9 +235,20 @@ class Table:
                     "write it to a file they see."
                 )
             for first in range(0, size, rows):
-                made.append(Slice(part.where, first, min(rows, size - first), start + first))
+                many = min(rows, size - first)
+                made.append(Slice(part.where, first, many, start + first, self._dialect))
             start += size
         return tuple(made)
+
+    def warn_of_odd_cells(self) -> None:
+        """Warn of columns of a text file that are numbers but for a few cells: they are text."""
+        for part in self.parts:
+            if isinstance(part.where, str) or _format(part.where) not in _TEXT_FILES:
+                continue
+            texts = [n for n, kind in self.schema.items() if kind == pl.String]
+            for name in texts:
+                if name not in {ID, ENROLLED}:
+                    _warn_of_odd_cell(part, name)
 
     def sample(self, rows: int, columns: Sequence[str], pieces: int = 8) -> pl.DataFrame:
         """Return about this many rows, in a few runs spread over the table."""
@@ -243,7 +294,7 @@ def _packed_size(path: Path) -> int:
 def rows_of(part: Slice, columns: Sequence[str]) -> pl.DataFrame:
     """Return some rows of one file."""
     with reading(part.path):
-        return _scan(part.path).select(columns).slice(part.first, part.rows).collect()
+        return _scan(part.path, part.dialect).select(columns).slice(part.first, part.rows).collect()
 
 
 def read_table(source: TableLike) -> pl.DataFrame:
@@ -294,13 +345,84 @@ def reading(where: Path | str) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        reason = str(error).split("\n")[0]
         if isinstance(where, str):
+            reason = str(error).split("\n", maxsplit=1)[0]
             raise InputError(f"{where} cannot be read: {reason}") from error
-        kind = where.suffix[1:] or "parquet"
-        raise InputError(
-            f"{where} is not a readable {kind} table ({reason}). Restore it."
-        ) from error
+        raise InputError(_unreadable(where, str(error))) from error
+
+
+def _unreadable(path: Path, said: str) -> str:
+    """Return why a file cannot be read, without the advice of the library that read it.
+
+    That advice is on options which users of this package do not have.
+    """
+    kind, reason = path.suffix[1:] or "parquet", said.split("\n", maxsplit=1)[0]
+    remedy = "Restore it."
+    if "utf-8" in said.lower():
+        return f"{path} {_encoding(path)}"
+    if "more fields than" in said:
+        reason, remedy = _long_line(path), "Put cells that hold the separator in quotes."
+    elif "properly escaped" in said:
+        reason, remedy = 'a quote (") is opened and not closed', "Close it."
+    return f"{path} is not a readable {kind} table ({reason}). {remedy}"
+
+
+def _encoding(path: Path) -> str:
+    """Return in words how a text file that is not UTF-8 seems to be written, and what to do."""
+    with _opened(path) as file:
+        first = file.read(4)
+        looks = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(first[:2], "")
+        if not looks and b"\x00" in first:
+            looks = "UTF-16LE" if first[1:2] == b"\x00" else "UTF-16BE"
+        file.seek(0)
+        where = ""
+        for number, line in enumerate(file if not looks else (), start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                odd = line[error.start]
+                looks = "WINDOWS-1252 (Latin-1)"
+                sign = bytes([odd]).decode("cp1252", errors="replace")
+                where = f": line {number} has the byte 0x{odd:02X}, there {sign!r}"
+                break
+    name = looks.split(" ")[0] or "ITS-ENCODING"
+    return (
+        f"is not UTF-8; it looks like {looks or 'another encoding'}{where}. Convert it: iconv -f "
+        f"{name} -t UTF-8 {path.name} > converted.csv"
+    )
+
+
+def _long_line(path: Path) -> str:
+    """Return which line of a text file has more cells than its header."""
+    with _opened(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+        lines = csv.reader(text, delimiter=_separator(path))
+        heads = len(next(lines, []))
+        for cells in lines:
+            if len(cells) > heads:
+                return f"line {lines.line_num} has more fields than the header: {len(cells)}"
+    return "a line has more fields than the header"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Yield a text file as bytes, unpacked if it is packed."""
+    with path.open("rb") as plain:
+        packed = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        if not packed:
+            yield plain
+            return
+        with gzip.open(plain) as file:
+            yield file
+
+
+def _separator(path: Path) -> str:
+    """Return what stands between the names of a text file's columns."""
+    with _opened(path) as file:
+        head = re.sub(r'"[^"]*"', "", file.readline(_HEADER).decode("utf-8", errors="replace"))
+    usual = "\t" if _format(path) == ".tsv" else ","
+    return next((mark for mark in usual + _MARKS if mark in head), usual)
 
 
 def check_same_columns(schema: pl.Schema, first: pl.Schema, where: str, first_name: str) -> None:
@@ -323,18 +445,40 @@ def check_same_columns(schema: pl.Schema, first: pl.Schema, where: str, first_na
 class _Format(NamedTuple):
     """How files of one suffix are read and written."""
 
-    scan: Callable[[Path], pl.LazyFrame]
+    scan: Callable[[Path, Dialect], pl.LazyFrame]
     write: Callable[[pl.LazyFrame, Path], object]
 
 
 def _text(separator: str) -> _Format:
-    def scan(path: Path) -> pl.LazyFrame:
+    return _Format(_scan_text, lambda query, path: query.sink_csv(path, separator=separator))
+
+
+def _scan_text(path: Path, dialect: Dialect) -> pl.LazyFrame:
+    """Return a text file as a query; where commas do not part cells, they may part decimals."""
+    separator = dialect.separator or _separator(path)
+
+    def scanned(*, decimal_comma: bool) -> pl.LazyFrame:
         return pl.scan_csv(
-            path, separator=separator, schema_overrides={ID: pl.String}, infer_schema_length=None,
-            glob=False,
+            path, separator=separator, schema_overrides={dialect.id: pl.String},
+            infer_schema_length=None, glob=False, decimal_comma=decimal_comma,
         )  # fmt: skip
 
-    return _Format(scan, lambda query, path: query.sink_csv(path, separator=separator))
+    query = scanned(decimal_comma=False)
+    if separator == ",":
+        return query
+    points = query.collect_schema()
+    if all(kind != pl.String for name, kind in points.items() if name != dialect.id):
+        return query
+    other = scanned(decimal_comma=True)
+    commas = other.collect_schema()
+    by_comma = [n for n in points if points[n] == pl.String and commas[n].is_float()]
+    by_point = [n for n in points if commas[n] == pl.String and points[n].is_float()]
+    if by_comma and by_point:
+        raise InputError(
+            f"{path} has decimal commas in column {by_comma[0]!r} and decimal points in "
+            f"{by_point[0]!r}: write all of them with points."
+        )
+    return other if by_comma else query
 
 
 def _write_gzip(query: pl.LazyFrame, path: Path) -> None:
@@ -345,17 +489,21 @@ def _write_gzip(query: pl.LazyFrame, path: Path) -> None:
 
 _FORMATS = {
     ".parquet": _Format(
-        lambda path: pl.scan_parquet(path, glob=False), lambda query, path: query.sink_parquet(path)
+        lambda path, _: pl.scan_parquet(path, glob=False),
+        lambda query, path: query.sink_parquet(path),
     ),
     ".csv": _text(","),
     ".csv.gz": _text(",")._replace(write=_write_gzip),
     ".tsv": _text("\t"),
     ".feather": _Format(
-        lambda path: pl.scan_ipc(path, glob=False),
+        lambda path, _: pl.scan_ipc(path, glob=False),
         # in the layout that other programs read, too
         lambda query, path: query.sink_ipc(path, compat_level=pl.CompatLevel.oldest()),
     ),
 }
+
+
+_TEXT_FILES = (".csv", ".csv.gz", ".tsv")
 
 
 def _format(path: Path) -> str:
@@ -367,16 +515,78 @@ def _format(path: Path) -> str:
     raise InputError(f"{path}: tables are {', '.join(most)} or {last} files, by suffix.")
 
 
-def _scan(path: Path) -> pl.LazyFrame:
+def _scan(path: Path, dialect: Dialect) -> pl.LazyFrame:
     with reading(path):
         if _format(path) == ".csv.gz":
             check_claim(path, _packed_size(path))
-        query = _FORMATS[_format(path)].scan(path)
+        query = _FORMATS[_format(path)].scan(path, dialect)
         names = query.collect_schema().names()
     twice = [name for name in names if name.endswith("_duplicated_0")]
     if twice:
         raise InputError(f"{path}: column {twice[0].removesuffix('_duplicated_0')!r} stands twice.")
-    return _with_flags(query, path)
+    return _with_flags(_identified(query, dialect.id, path), path)
+
+
+def _identified(query: pl.LazyFrame, column: str, where: Path | str) -> pl.LazyFrame:
+    """Return a table whose identifiers are in ``unit_id``, whatever they are called there."""
+    if column == ID:
+        return query
+    with reading(where):
+        names = query.collect_schema().names()
+    if column not in names:
+        raise InputError(
+            f"{where} has no column {column!r} of identifiers; it has {some(names)}. Name another "
+            f"one by --id (id=)."
+        )
+    if ID in names:
+        raise InputError(
+            f"{where} has both {column!r}, which --id (id=) names, and {ID!r}: leave one of them "
+            "out."
+        )
+    return query.rename({column: ID})
+
+
+def odd_number(column: pl.Series) -> str:
+    """Return which cell of a column that must hold numbers holds none, in words.
+
+    >>> odd_number(pl.Series("age", ["30", "n/a", "61"]))
+    "row 2, column 'age': 'n/a' is not a number"
+    >>> odd_number(pl.Series("age", [True, False]))
+    "column 'age' must hold numbers, not Boolean"
+    """
+    if column.dtype in _TEXTS:
+        odd = (_as_number(column.cast(pl.String)).is_null() & column.is_not_null()).arg_true()
+        if len(odd):
+            more = f" ({len(odd)} such cells)" if len(odd) > 1 else ""
+            cell = shown(column[int(odd[0])])
+            return f"row {odd[0] + 1}, column {column.name!r}: {cell} is not a number{more}"
+    return f"column {column.name!r} must hold numbers, not {column.dtype}"
+
+
+_Column = TypeVar("_Column", pl.Series, pl.Expr)
+
+
+def _as_number(text: _Column) -> _Column:
+    return text.str.strip_chars().cast(pl.Float64, strict=False)
+
+
+def _warn_of_odd_cell(part: _Part, name: str) -> None:
+    """Warn if a column of texts has more numbers than other cells."""
+    column = pl.col(name)
+    odd = column.is_not_null() & _as_number(column).is_null()
+    with reading(part.where):
+        texts, given = part.query.select(odd.sum(), column.count().alias("(n)")).collect().row(0)
+        if not 0 < texts < 0.5 * given:
+            return
+        first = part.query.select(column).with_row_index("(row)").filter(odd).head(1).collect()
+    row, cell = first.row(0)
+    warnings.warn(
+        f"{part.where} row {row + 1}, column {name!r}: {shown(cell)} is not a number ({texts} of "
+        f"{given} cells are not), so the column is text and each of its values a category. If it "
+        "holds numbers, leave such cells empty.",
+        FedIPWWarning,
+        stacklevel=3,
+    )
 
 
 def _with_flags(query: pl.LazyFrame, where: Path | str) -> pl.LazyFrame:
@@ -426,6 +636,15 @@ def _of_pandas(frame: Any) -> pl.DataFrame:
                 values = [None if gone else v for v, gone in zip(values, lost, strict=True)]
             columns.append(pl.Series(str(name), values, nan_to_null=True))
         return pl.DataFrame(columns)
+
+
+def paragraphs(text: str) -> str:
+    """Return lines of text as HTML, for notebooks.
+
+    >>> paragraphs("2 < 3")
+    '<p>2 &lt; 3</p>'
+    """
+    return "".join(f"<p>{escape(visible(line))}</p>" for line in text.splitlines())
 
 
 def pandas_frame(frame: pl.DataFrame) -> Any:

@@ -14,7 +14,7 @@ import polars as pl
 from fedipw.errors import InfeasibleError, InputError
 from fedipw.numerics.checks import LARGEST, check_magnitude, check_positive, check_rows, some
 from fedipw.tables.formula import level_named, level_text, near, nearest_first
-from fedipw.tables.table import Table, TableLike
+from fedipw.tables.table import Table, TableLike, odd_number
 
 if TYPE_CHECKING:
     from fedipw.numerics import FloatArray
@@ -146,6 +146,11 @@ class Targets:
         return (
             f"Rounding to {self._decimals(members)} decimals explains a miss of {most:.3g} at most."
         )
+
+    def _repr_html_(self) -> str:
+        columns = {"name": self.names, "value": self.values}
+        errors = {} if self.se is None else {"se": self.se}
+        return pl.DataFrame(columns | errors)._repr_html_()
 
     @classmethod
     def of(
@@ -362,7 +367,7 @@ def _decimals(value: float) -> int:
 def _numbers(frame: pl.DataFrame, column: str) -> FloatArray:
     given = frame[column]
     if not given.dtype.is_numeric() and given.null_count() < len(given):
-        raise InputError(f"column {column!r} must hold numbers, not {given.dtype}.")
+        raise InputError(f"{odd_number(given)}.")
     if given.dtype == pl.Float32:  # 0.1 as it was written, not 0.10000000149
         given = given.cast(pl.String)
     values = given.cast(pl.Float64)

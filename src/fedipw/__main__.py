@@ -1,0 +1,5 @@
+"""Run the command line with ``python -m fedipw``."""
+
+from fedipw.cli.main import main
+
+main()
