@@ -24,7 +24,7 @@ from worlds import EVERYONE, MEASURED, World
 
 FOLDER = Path(__file__).parents[1] / "reference"
 R: dict[str, float] = dict(pl.read_csv(FOLDER / "base200_R.csv").rows())
-MODELS = {"enrollment": "age + rich", "participation": "age + x"}
+MODELS: dict[str, Any] = {"enrollment": "age + rich", "participation": "age + x"}
 TARGETS = ("age", "rich[yes]")
 
 
@@ -65,7 +65,7 @@ def populations(files: Files) -> Iterator[tuple[str | None, fedipw.Population, b
 def test_weights_by_constant_base_weights_are_those_without(
     files: Files, scheme: str, totals: bool
 ) -> None:
-    settings = {"participation": "age + x"} if totals else MODELS
+    settings: dict[str, Any] = {"participation": "age + x"} if totals else MODELS
     found = [
         fedipw.weigh(who, files.where / "rounds", method=scheme, **settings).table
         for _, who, by_totals in populations(files)
