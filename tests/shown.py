@@ -25,8 +25,10 @@ import tempfile
 import termios
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
+from unittest.mock import patch
 
 from cli.command import fedipw
 
@@ -36,7 +38,7 @@ _BLOCK = re.compile(r"^```([\w{}-]+)[ \t]*[^\n]*\n(.*?)^```$", re.DOTALL | re.MU
 _FRAME = re.compile("[\u2500-\u257f]+")
 _FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 _COMMANDS = ("fedipw", "flwr", "make", "pip", "python")
-_LOOSE = re.compile(rf"^ {{4,}}(?:\$ )?({'|'.join(_COMMANDS)}) ", re.MULTILINE)
+_LOOSE = re.compile(rf" {{4,}}(?:\$ )?(?:{'|'.join(_COMMANDS)}) \S")
 
 
 class Runs(Protocol):
@@ -84,14 +86,15 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def loose_commands(page: Path) -> list[str]:
-    """Return commands of a page that are in no fenced block, or in one of no kind."""
+    """Return commands of a page that are in no block that is run, or says why it is not."""
     text = page.read_text(encoding="utf-8")
+    blocks = blocks_of(page)
+    prints = {id(after) for before, after in pairwise(blocks) if before.is_run}
     plain = re.sub(r"^```\S.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    untyped = "\n".join(
-        f"    {line}" for part in re.findall(r"^```\n(.*?)^```$", plain, re.DOTALL | re.MULTILINE)
-        for line in part.splitlines()
-    )  # fmt: skip
-    return [found[0] for found in _LOOSE.finditer(plain + "\n" + untyped)]
+    hidden = [b.text for b in blocks if b.kind == "text" and id(b) not in prints]
+    hidden += re.findall(r"^```\n(.*?)^```$", plain, re.DOTALL | re.MULTILINE)
+    lines = [*plain.splitlines(), *(f"    {line}" for part in hidden for line in part.splitlines())]
+    return [line.strip() for line in lines if _LOOSE.match(line)]
 
 
 def follow(page: Path, folder: Path, run: Runs) -> int:
@@ -179,7 +182,11 @@ def _whole(terminal: int) -> bytes:
 
 def _printed(text: str, name: str, folder: Path, shared: dict[str, str]) -> str:
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.chdir(folder):
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.chdir(folder),
+        patch.object(tempfile, "tempdir", str(folder)),
+    ):
         exec(compile(text, name, "exec"), shared)
     return printed.getvalue()
 

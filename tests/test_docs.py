@@ -51,7 +51,7 @@ def test_blocks_and_their_commands_are_found(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert blocks[0].commands == [("echo a     b", "a b"), ("true", "")]
     assert Block("sh", "a  # why\n\n# b\nc \\\n d\n").commands == [("a", ""), ("c  d", "")]
-    assert loose_commands(page) == ["    fedipw ", "    make "]
+    assert loose_commands(page) == ["fedipw weights", "make demo"]
     assert follow(page, tmp_path, in_process) == 2
 
 
