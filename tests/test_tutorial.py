@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 
 from shown import ROOT, follow, in_terminal
 
+STREAMS = ("stdout", "stderr")
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,8 +50,9 @@ def test_the_notebook_runs_and_draws(tmp_path: Path) -> None:
     place = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, resources=place).execute()  # raises what a cell raises
     outputs = [output for cell in code for output in cell.outputs]
-    said = "".join(x.text for x in outputs if x.output_type == "stream" and x.name == "stderr")
-    assert all("Glyph" in line or "  " in line for line in said.splitlines()), said  # no such font
     assert sum("image/png" in x.get("data", {}) for x in outputs) == 4
-    printed = "".join(x.text for x in outputs if x.output_type == "stream")
-    assert printed == "0.0760 to 0.0791; the truth is 0.0779\n"
+    stream = {name: "".join(x.text for x in outputs if x.get("name") == name) for name in STREAMS}
+    assert stream["stdout"] == "0.0760 to 0.0791; the truth is 0.0779\n"
+    # a machine may have no font for the names of some regions; nothing else is worth a warning
+    warnings = [line for line in stream["stderr"].splitlines() if "Warning: " in line]
+    assert all("Glyph" in line for line in warnings), stream["stderr"]
