@@ -14,7 +14,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from fedipw.flower import FedIPW
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "augmented.json"
 COVARIATES, WARM = 4, 3  # of two values each: with their six products ten balance columns
@@ -176,9 +174,8 @@ def measured(size: Size) -> dict[str, Any]:
     """Return time and memory of both on the same replies."""
     from flwr.app import Array, ArrayRecord
     from flwr.serverapp.strategy import FedAvg
-    from inprocess import InProcessGrid
 
-    from fedipw.flower import FedIPW
+    from fedipw.flower import FedIPW, InProcessGrid
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     people = size.people()

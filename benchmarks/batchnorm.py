@@ -14,7 +14,6 @@ import argparse
 import json
 import logging
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp.strategy import Strategy
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "batchnorm.json"
 METHODS = ("augmented", "fedipw", "fedipw-hajek")
@@ -253,9 +251,8 @@ class World:
         """Return the model after the last round; ``plain`` is the wrapped strategy alone."""
         from flwr.app import Array, ArrayRecord
         from flwr.serverapp.strategy import FedAvg
-        from inprocess import InProcessGrid
 
-        from fedipw.flower import FedIPW
+        from fedipw.flower import FedIPW, InProcessGrid
 
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         grid = InProcessGrid(self.app(), {10 + k: {"row": k} for k in range(self.enrolled)})

@@ -10,7 +10,6 @@ on the wire, where clients are waited for, is in neither.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -22,8 +21,6 @@ import numpy as np
 import polars as pl
 
 from fedipw.lab.files import environment
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 PARAMETERS, REPLIES, ENROLLED, POPULATION, ROUNDS, WARM = 1_000_000, 200, 400, 1_000, 23, 3
 RESULT = Path(__file__).parent / "results" / "flower.json"
@@ -78,9 +75,8 @@ def measured(dtype: str, *, clip: float | None = None) -> dict[str, Any]:
     )
     from flwr.clientapp import ClientApp
     from flwr.serverapp.strategy import FedAvg
-    from inprocess import InProcessGrid
 
-    from fedipw.flower import FedIPW, Screen, describes
+    from fedipw.flower import FedIPW, InProcessGrid, Screen, describes
 
     where = Path(tempfile.mkdtemp())
     table = people(where)

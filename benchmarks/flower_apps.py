@@ -42,7 +42,8 @@ def run(task: tuple[str, dict[str, Any]]) -> dict[str, float]:
     for path in (EXAMPLES, EXAMPLES / app):
         sys.path.insert(0, str(path))
     from flwr.app import Context, RecordDict
-    from inprocess import InProcessGrid
+
+    from fedipw.flower import InProcessGrid
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     client = importlib.import_module(f"{app}.client_app")

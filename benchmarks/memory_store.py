@@ -16,7 +16,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from fedipw.flower import FedIPW
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "memory_store.json"
 TABLE = Path(__file__).parents[1] / "docs" / "_static" / "memory-store.md"
@@ -86,9 +84,8 @@ def measured(size: Size) -> dict[str, Any]:
     """Return time, memory and disk of both on the same replies."""
     from flwr.app import Array, ArrayRecord
     from flwr.serverapp.strategy import FedAvg
-    from inprocess import InProcessGrid
 
-    from fedipw.flower import FedIPW
+    from fedipw.flower import FedIPW, InProcessGrid
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     people = size.people()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     Labels = NDArray[np.int64]
     Model = dict[str, Floats]
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "network.json"
 ROUNDS, LAST, REPLIES = 40, 10, (18, 5)
@@ -254,9 +252,8 @@ def run(world: World, method: str, *, rounds: int = ROUNDS) -> dict[str, Any]:
     """Train by a method, and return accuracies after every round and of the returned model."""
     from flwr.app import Array, ArrayRecord, MetricRecord
     from flwr.serverapp.strategy import FedAvg
-    from inprocess import InProcessGrid
 
-    from fedipw.flower import FedIPW
+    from fedipw.flower import FedIPW, InProcessGrid
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     began, settings = time.perf_counter(), dict(METHODS.get(method, {"scheme": method}))

@@ -15,7 +15,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -27,8 +26,6 @@ import numpy as np
 from benchmarks.augmented import REGRESSION, Clock, Size, copies
 from fedipw.lab.files import environment
 from fedipw.numerics.threads import thread_count
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "flower"))
 
 RESULT = Path(__file__).parent / "results" / "round_time.json"
 LARGE = Size(replies=500, enrolled=5_000, population=12_500, rounds=14, covariates=2)
@@ -50,9 +47,8 @@ def measured(size: Size, scheme: str | None = None) -> dict[str, Any]:
     """Return seconds of the rounds of both, and of FedIPW's parts."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message
     from flwr.serverapp.strategy import FedAvg
-    from inprocess import InProcessGrid
 
-    from fedipw.flower import FedIPW
+    from fedipw.flower import FedIPW, InProcessGrid
 
     class TimedGrid(InProcessGrid):
         """Time that clients take, and a network would."""
@@ -149,9 +145,8 @@ def growth(
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord
     from flwr.serverapp.strategy import FedAvg
-    from inprocess import InProcessGrid
 
-    from fedipw.flower import FedIPW
+    from fedipw.flower import FedIPW, InProcessGrid
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     people = size.people()

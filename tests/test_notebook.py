@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import fedipw
 from fedipw import progress
 from fedipw.errors import InputError
-from fedipw.figures import love_figure
+from fedipw.figures import estimates_figure, love_figure
 from worlds import World, drawn
 
 WORLD = World(
@@ -78,6 +78,7 @@ def test_plots_are_figures_that_touch_nothing_else(
     assert isinstance(figure, Figure)
     figure.savefig(tmp_path / "figure.png")  # a letter without a glyph would be a warning
     assert (tmp_path / "figure.png").stat().st_size > 5_000
+    assert figure._repr_png_()[1:4] == b"PNG"  # a notebook needs no pyplot
     assert dict(mpl.rcParams) == before
     for axes in figure.axes:
         assert axes.get_xlabel()
@@ -113,6 +114,13 @@ def test_a_love_plot_has_every_difference(made: dict[str, Any]) -> None:
         for name in ("enrolled", "enrolled weighted")
     )
     assert after < before
+
+
+def test_letters_of_the_font_that_is_drawn_are_kept() -> None:
+    rows = {"group": ["القاهرة", "Київ", "\ue000"], "estimator": "plain", "estimate": [1.0, 2.0, 3.0],
+            "low": 0.5, "high": 3.5, "confidence": 0.95}  # fmt: skip
+    names = estimates_figure(pl.DataFrame(rows)).axes[0].get_yticklabels()
+    assert [name.get_text() for name in names] == ["القاهرة", "Київ", r"\ue000"]
 
 
 def test_totals_have_balance_and_no_overlap(made: dict[str, Any]) -> None:

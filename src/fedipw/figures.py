@@ -8,6 +8,8 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart, w
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -134,7 +136,7 @@ def estimates_figure(table: pl.DataFrame, *, name: str = "metric") -> Figure:
 
 def love_figure(balance: BalanceTable) -> Figure:
     """Return standardised differences from the population before and after weighting (E11)."""
-    figure = _figure(7.0, 1.4 + 0.26 * min(len(balance.lines), MOST))
+    figure = _figure(7.0, 1.9 + 0.26 * min(len(balance.lines), MOST))
     draw_love(figure.subplots(), balance)
     return _tidied(figure)
 
@@ -163,7 +165,7 @@ def draw_love(axes: Axes, balance: BalanceTable) -> None:
         xlabel=f"standardised difference from the population (dashed: ±{LARGE:g})",
         title=f"Balance of covariates{more}",
     )
-    _legend_beside(axes)
+    _legend_below(axes)
 
 
 def _largest(cells: Any) -> float:
@@ -217,9 +219,22 @@ def report_figure(balance: BalanceTable | None, prob: Bins | None) -> Figure:
 
 
 def _figure(width: float, height: float) -> Figure:
+    return _figure_type()(figsize=(width, height), layout="constrained")
+
+
+@cache
+def _figure_type() -> type[Figure]:
     from matplotlib.figure import Figure  # noqa: PLC0415 (slow to load)
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class Shown(Figure):
+        """A figure that a notebook draws also where nothing has loaded pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            drawn = BytesIO()
+            self.savefig(drawn, format="png")
+            return drawn.getvalue()
+
+    return Shown
 
 
 def _tidied(figure: Figure) -> Figure:
@@ -230,9 +245,11 @@ def _tidied(figure: Figure) -> Figure:
     from matplotlib import font_manager  # noqa: PLC0415
     from matplotlib.text import Text  # noqa: PLC0415
 
-    installed = {font.name: font.fname for font in font_manager.fontManager.ttflist}
+    installed = {font.name for font in font_manager.fontManager.ttflist}
     families = [name for name in _FAMILIES if name in installed]
-    letters = {c for n in families for c in font_manager.get_font(installed[n]).get_charmap()}
+    # of the face that is drawn: a family's oblique ones have fewer letters
+    faces = [font_manager.get_font(font_manager.findfont(name)) for name in families]
+    letters = {letter for face in faces for letter in face.get_charmap()}
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
@@ -252,6 +269,17 @@ def _written(text: str, letters: Collection[int]) -> str:
 def _named_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), [visible(name).replace("$", r"\$") for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Put the legend below the label of the x axis: names of rows may take half of the width."""
+    from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415
+
+    below = ScaledTranslation(0.0, -0.5, axes.figure.dpi_scale_trans)  # inches
+    axes.legend(
+        frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2,
+        bbox_transform=axes.transAxes + below,
+    )  # fmt: skip
 
 
 def _legend_beside(axes: Axes) -> None:

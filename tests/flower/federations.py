@@ -11,9 +11,8 @@ import polars as pl
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
-from inprocess import InProcessGrid
 
-from fedipw.flower import ControlVariate, FedIPW, declined, describes
+from fedipw.flower import ControlVariate, FedIPW, InProcessGrid, declined, describes
 from fedipw.lab.engine import (
     Federation,
     LocalWork,

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from inprocess import InProcessGrid
 
 from fedipw import flower
-from fedipw.flower import declined, describes
+from fedipw.flower import InProcessGrid, declined, describes
 from fedipw.flower.client import UNIT_ID
 from fedipw.tables.columns import ID
 

@@ -16,10 +16,9 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from inprocess import InProcessGrid
 
 from fedipw.errors import InputError
-from fedipw.flower import ControlVariate, FedIPW, Screen, declined, describes
+from fedipw.flower import ControlVariate, FedIPW, InProcessGrid, Screen, declined, describes
 from fedipw.flower.client import CONTROL, CONTROL_OWN, CONTROL_STATE, control_change
 from fedipw.numerics import FloatArray
 

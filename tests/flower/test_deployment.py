@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 import pytest
 from flwr.app import Message
-from inprocess import InProcessGrid
 from loopback import Deployment, Process, end, owned, until
 
 from cli.command import fedipw
+from fedipw.flower import InProcessGrid
 from fedipw.tables.ledger import Ledger
 
 from .deployment_app.faulty.client_app import HANGS_IN, HELD, HELD_IN, LAST

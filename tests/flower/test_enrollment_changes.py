@@ -9,10 +9,9 @@ import polars as pl
 import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
-from inprocess import InProcessGrid
 
 from fedipw.errors import InputError
-from fedipw.flower import declined
+from fedipw.flower import InProcessGrid, declined
 from fedipw.flower.register import EnrollmentChange, Register
 from fedipw.selection.enrollment import enrollment_stage
 from fedipw.tables import Ledger, Population

@@ -33,12 +33,11 @@ from flwr.serverapp.strategy import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from inprocess import InProcessGrid
 from scipy.optimize import brentq
 from scipy.stats import chi2, norm
 
 from fedipw.errors import InputError
-from fedipw.flower import FedIPW, GaussianNoise, Screen, describes
+from fedipw.flower import FedIPW, GaussianNoise, InProcessGrid, Screen, describes
 from fedipw.flower.outcomes import RoundOutcomes
 from fedipw.flower.privacy import NoisySums
 from fedipw.flower.screen import SentModel, screened

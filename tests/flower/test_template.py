@@ -13,11 +13,10 @@ import polars as pl
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from inprocess import InProcessGrid
 
 from cli.command import fedipw
 from fedipw.errors import InputError
-from fedipw.flower import FedIPW
+from fedipw.flower import FedIPW, InProcessGrid
 from fedipw.flower.run_config import KINDS, run_settings
 from fedipw.tables import Ledger
 

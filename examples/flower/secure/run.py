@@ -13,7 +13,6 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerConfig
-from inprocess import InProcessGrid
 from secure.secure_app import (
     HAJEK,
     HT,
@@ -28,6 +27,8 @@ from secure.secure_app import (
     replies,
     workflow,
 )
+
+from fedipw.flower import InProcessGrid
 
 
 class CopyingGrid(InProcessGrid):

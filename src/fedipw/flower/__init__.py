@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedipw.flower.client import ControlVariate, declined, describes
     from fedipw.flower.covariates import Covariate
+    from fedipw.flower.inprocess import InProcessGrid
     from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
     from fedipw.flower.progress import RoundReport
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from fedipw.weighting.invitations import Invitations
 
 __all__ = [
-    "ControlVariate", "Covariate", "FedIPW", "GaussianNoise", "Invitations", "Outcome",
-    "RoundReport", "Screen", "StopWhen", "declined", "describes",
+    "ControlVariate", "Covariate", "FedIPW", "GaussianNoise", "InProcessGrid", "Invitations",
+    "Outcome", "RoundReport", "Screen", "StopWhen", "declined", "describes",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,6 +29,7 @@ _HOMES = {
     "Covariate": "covariates",
     "FedIPW": "strategy",
     "GaussianNoise": "privacy",
+    "InProcessGrid": "inprocess",
     "Invitations": "invitations",
     "Outcome": "outcomes",
     "RoundReport": "progress",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inprocess import InProcessGrid
 
 from fedipw.errors import InputError
+from fedipw.flower import InProcessGrid
 from fedipw.flower.identity import SILENT, Identities
 
 from ..federations import INSIDE, Small

@@ -11,11 +11,10 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from inprocess import InProcessGrid
 
 from cli.command import fedipw
 from fedipw.errors import InputError
-from fedipw.flower import describes
+from fedipw.flower import InProcessGrid, describes
 from fedipw.flower.preflight import Hearing
 
 from ..federations import INSIDE, Small, moved

@@ -1,7 +1,7 @@
-"""A Flower grid in one process: messages go straight to a ClientApp. For tests and benchmarks.
+"""A Flower grid in one process, to try a strategy and its clients without a server or Ray.
 
-Flower publishes the class ``Grid`` but not what a message needs outside a run, so one import here
-goes deeper than an app's code should.
+Messages go straight to a ClientApp. Flower publishes the class ``Grid`` but not what a message
+needs outside a run, so one import here goes deeper than an app's code should.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Loses = Callable[[Message], bool]
 
 
 class InProcessGrid(Grid):
-    """Nodes of one ClientApp, called one after the other.
+    """Nodes of one ClientApp, called one after the other: for tutorials, tests and benchmarks.
 
     Parameters
     ----------
@@ -30,6 +30,19 @@ class InProcessGrid(Grid):
         Configuration of each node (``context.node_config``) by its identifier.
     loses
         Messages that never arrive.
+
+    Examples
+    --------
+    >>> from flwr.app import MetricRecord
+    >>> app = ClientApp()
+    >>> @app.query()
+    ... def battery(message, context):
+    ...     told = MetricRecord({"battery": context.node_config["battery"]})
+    ...     return Message(RecordDict({"state": told}), reply_to=message)
+    >>> grid = InProcessGrid(app, {1: {"battery": 0.9}, 2: {"battery": 0.4}})
+    >>> questions = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    >>> [reply.content["state"]["battery"] for reply in grid.send_and_receive(questions)]
+    [0.9, 0.4]
     """
 
     def __init__(
