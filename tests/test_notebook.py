@@ -117,8 +117,8 @@ def test_a_love_plot_has_every_difference(made: dict[str, Any]) -> None:
 
 
 def test_letters_of_the_font_that_is_drawn_are_kept() -> None:
-    rows = {"group": ["القاهرة", "Київ", "\ue000"], "estimator": "plain", "estimate": [1.0, 2.0, 3.0],
-            "low": 0.5, "high": 3.5, "confidence": 0.95}  # fmt: skip
+    rows = {"group": ["القاهرة", "Київ", "\ue000"], "estimator": "plain",
+            "estimate": [1.0, 2.0, 3.0], "low": 0.5, "high": 3.5, "confidence": 0.95}  # fmt: skip
     names = estimates_figure(pl.DataFrame(rows)).axes[0].get_yticklabels()
     assert [name.get_text() for name in names] == ["القاهرة", "Київ", r"\ue000"]
 
