@@ -78,7 +78,8 @@ def test_plots_are_figures_that_touch_nothing_else(
     assert isinstance(figure, Figure)
     figure.savefig(tmp_path / "figure.png")  # a letter without a glyph would be a warning
     assert (tmp_path / "figure.png").stat().st_size > 5_000
-    assert figure._repr_png_()[1:4] == b"PNG"  # a notebook needs no pyplot
+    as_shown = getattr(figure, "_repr_png_", bytes)()  # a notebook needs no pyplot
+    assert as_shown[1:4] == b"PNG"
     assert dict(mpl.rcParams) == before
     for axes in figure.axes:
         assert axes.get_xlabel()
