@@ -81,11 +81,11 @@ def test_totals_give_the_same_as_means(files: Files) -> None:
     assert table.height == files.replies.height
     out = files.where / "c.csv"
     given = (files.where / "enrolled.parquet", "--targets", files.where / "targets.csv")
-    succeeded("calibrate", *given, "--out", out, *options)
+    succeeded("calibrate", *given, "--out", out, "--force", *options)
     place = files.where / "a.html"
-    succeeded("audit", *files.given("targets"), "--out", place, *options)
+    succeeded("audit", *files.given("targets"), "--out", place, "--force", *options)
     for name, told in (("weights", files.given("targets")), ("calibrate", given)):
-        code, _, err = command(name, *told, "--out", out, "--totals")
+        code, _, err = command(name, *told, "--out", out, "--force", "--totals")
         assert code == 2
         assert "--totals needs --population-size: totals are divided by N." in err
     code, _, err = files.evaluate("--population-size", 240, source="targets")
@@ -108,10 +108,12 @@ def test_shares_that_were_rescaled_are_told_of_by_every_command(files: Files) ->
     _, summary = files.weighed(*options, source="targets")
     assert said in summary["notes"]
     place, numbers = files.where / "a.html", files.where / "a.json"
-    succeeded("audit", *files.given("targets"), "--out", place, "--json", numbers, *options)
+    succeeded(
+        "audit", *files.given("targets"), "--out", place, "--force", "--json", numbers, *options
+    )
     assert any(said in note for note in strict_json(numbers.read_text())["notes"])
     given = (files.where / "enrolled.parquet", "--targets", files.where / "targets.csv")
-    out = succeeded("calibrate", *given, "--out", files.where / "c.csv", "--json")
+    out = succeeded("calibrate", *given, "--out", files.where / "c.csv", "--force", "--json")
     assert strict_json(out)["notes"] == [said]
 
 
@@ -122,7 +124,7 @@ def test_an_unknown_level_ends_every_command_with_code_3(files: Files) -> None:
     for code, _, err in (
         files.weights(source="targets"),
         files.evaluate(source="targets"),
-        command("audit", *files.given("targets"), "--out", place),
+        command("audit", *files.given("targets"), "--out", place, "--force"),
     ):
         assert code == 3
         assert said in " ".join(err.split())
@@ -180,7 +182,7 @@ def test_a_reference_sample_in_evaluate_and_audit(files: Files) -> None:
     assert line["se"] == pytest.approx(pick["hajek"]["se"], rel=0.3)
     place, numbers = files.where / "r.html", files.where / "r.json"
     given = (*files.given("reference"), "--metrics", files.where / "loss.parquet")
-    succeeded("audit", *given, *options, "--out", place, "--json", numbers)
+    succeeded("audit", *given, *options, "--out", place, "--force", "--json", numbers)
     made = strict_json(numbers.read_text())
     assert {line["name"] for line in made["balance"]["lines"]} == {"age", "rich[no]", "rich[yes]"}
     assert any("reference sample of 120 rows" in text for text in made["unknown"])
@@ -194,7 +196,7 @@ def test_penalties_and_lumping_reach_every_command(files: Files) -> None:
     place, numbers = files.where / "l.html", files.where / "l.json"
     found = []
     for l2 in (0.0, 50.0):
-        given = (*files.given(), "--out", place, "--json", numbers, "--l2", l2)
+        given = (*files.given(), "--out", place, "--force", "--json", numbers, "--l2", l2)
         succeeded("audit", *given)
         found.append(strict_json(numbers.read_text())["stages"][0]["coefficients"])
     assert found[0] != found[1]
