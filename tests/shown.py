@@ -157,6 +157,7 @@ def in_terminal(command: str, folder: Path, environment: Mapping[str, str] | Non
     termios.tcsetwinsize(theirs, (40, 100))
     paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = {**os.environ, "PATH": paths, "TERM": "xterm", "NO_COLOR": "1"}
+    shell |= {"COLUMNS": "100", "LINES": "40"}  # some environments name others
     shell.pop("PYTHONDONTWRITEBYTECODE", None)  # else every command compiles every module
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

@@ -54,7 +54,7 @@ def test_an_audit_reads_a_round_once_or_twice_whatever_the_metric(
     metric = ("--metrics", tmp_path / "loss.parquet")
     for asked in ((), metric, (*metric, "--by", "os", "--by", "rooms", "--by", "round")):
         reads.clear()
-        succeeded("audit", *files, *asked)
+        succeeded("audit", *files, *asked, "--force")
         assert reads == dict.fromkeys(range(1, ROUNDS + 1), times)
 
 

@@ -119,7 +119,8 @@ def test_weights_are_those_found_in_the_ledger_later(
 def offline_weights(where: Path, *options: object) -> pl.DataFrame:
     """Return what the command finds in a ledger."""
     out = where / "weights.parquet"
-    code, _, err = fedipw("weights", "--rounds", where / "ledger", "--out", out, *options)
+    given = ("--rounds", where / "ledger", "--out", out, "--force")
+    code, _, err = fedipw("weights", *given, *options)
     assert code == 0, err
     return pl.read_parquet(out)
 
