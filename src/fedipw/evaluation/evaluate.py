@@ -25,7 +25,7 @@ from fedipw.evaluation.estimators import (
     population_means,
 )
 from fedipw.evaluation.intervals import Automatic, Interval, StudentT
-from fedipw.evaluation.logged import LoggedSample, listed_rows
+from fedipw.evaluation.logged import LoggedSample
 from fedipw.evaluation.prediction import powered_mean
 from fedipw.evaluation.quantiles import Means, population_quantiles
 from fedipw.evaluation.replicates import ReplicateWeights, replicate_weights
@@ -289,7 +289,7 @@ def _sizes(stage: EnrollmentStage, cells: Cells, mine: pl.Series) -> dict[str, f
     if stage.coded is not None:
         table, base = stage.coded.table, stage.population.base
         count = pl.len() if base is None else pl.col(base).cast(pl.Float64).sum()
-        rows = listed_rows(stage).group_by(cells.expression().alias(_CELL))
+        rows = stage.coded.listed_rows().group_by(cells.expression().alias(_CELL))
         query = rows.agg(count.alias("(size)"))
         return {str(k): float(v) for k, v in table.collect(query).iter_rows()}
     targets, size = stage.population.targets, stage.size

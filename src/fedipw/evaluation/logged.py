@@ -30,7 +30,6 @@ from fedipw.selection.participation import Participation, Source
 from fedipw.selection.rowstore import BlockStore
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
-from fedipw.tables.design import Missing
 from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.table import Table, TableLike, odd_number
 from fedipw.weighting.pipeline import Method
@@ -458,21 +457,9 @@ def member_clusters(stage: EnrollmentStage, members: IntArray) -> Clusters | Non
     codes = np.unique(mine[column].rank("dense").to_numpy(), return_inverse=True)[1]
     if stage.coded is None:
         return Clusters(code=codes.astype(np.int64))
-    sizes = table.collect(listed_rows(stage).group_by(column).agg(pl.len().alias("n")))["n"]
+    sizes = table.collect(stage.coded.listed_rows().group_by(column).agg(pl.len().alias("n")))["n"]
     pairs = float((sizes.cast(pl.Float64) * (sizes - 1) / 2.0).sum())
     return Clusters(code=codes.astype(np.int64), count=len(sizes), pairs=pairs)
-
-
-def listed_rows(stage: EnrollmentStage) -> pl.LazyFrame:
-    """Return the clients of a population that everybody is listed of, without those left out."""
-    assert stage.coded is not None
-    table, design = stage.coded.table, stage.coded.design
-    rows = table.scan()
-    if design.missing is Missing.DROP:  # those left out are not of the population either
-        known = [pl.col(n).is_not_null() for n in design.columns]
-        known += [pl.col(n).is_not_nan() for n in design.columns if table.schema[n].is_float()]
-        rows = rows.filter(*known)
-    return rows
 
 
 def _respondents(

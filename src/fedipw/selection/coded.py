@@ -97,6 +97,17 @@ class CodedTable:
     settings: TableSettings
     start: FloatArray | None  # the fit on a sample of rows
 
+    def listed_rows(self) -> pl.LazyFrame:
+        """Return the clients of the table; those left out for missing values are not of them."""
+        rows, design = self.table.scan(), self.design
+        if design.missing is not Missing.DROP:
+            return rows
+        floats = [n for n in design.columns if self.table.schema[n].is_float()]
+        return rows.filter(
+            *(pl.col(n).is_not_null() for n in design.columns),
+            *(pl.col(n).is_not_nan() for n in floats),
+        )
+
     @classmethod
     def of(
         cls,

@@ -10,7 +10,6 @@ import polars as pl
 from fedipw.errors import InputError
 from fedipw.numerics.checks import LARGEST, some
 from fedipw.tables.columns import ID
-from fedipw.tables.design import Missing
 
 if TYPE_CHECKING:
     from fedipw.numerics import IntArray
@@ -54,12 +53,7 @@ def mean_count(stage: EnrollmentStage, column: str) -> float:
     totals it is the target of that name. Where neither says, there is none, and an error.
     """
     if stage.coded is not None:
-        table, design = stage.coded.table, stage.coded.design
-        rows = table.scan()
-        if design.missing is Missing.DROP:  # those left out are not of the population either
-            known = [pl.col(n).is_not_null() for n in design.columns]
-            known += [pl.col(n).is_not_nan() for n in design.columns if table.schema[n].is_float()]
-            rows = rows.filter(*known)
+        table, rows = stage.coded.table, stage.coded.listed_rows()
         value = pl.col(column).cast(pl.Float64)
         bad = value.is_null() | ~value.is_finite() | (value < 0)
         mean, lacking = table.collect(rows.select(value.mean(), bad.sum().alias("(bad)"))).row(0)
