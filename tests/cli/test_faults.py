@@ -16,7 +16,7 @@ import pytest
 from benchmarks.faults import COMMANDS, broken, faulty, killed, left_over, write_inputs
 
 from fedipw.cli.main import main
-from fedipw.errors import InputError, NotFiniteError
+from fedipw.errors import InputError, NotFiniteError, UnwritableError
 from fedipw.storage.atomic import write_text, written_path
 from fedipw.storage.lock import claimed, locked
 from fedipw.tables.table import check_results
@@ -38,6 +38,28 @@ def test_a_full_disk_ends_in_code_2_with_nothing_left(inputs: Path, name: str) -
     assert found["code"] == 2, found
     assert re.search(r"out/\S+ cannot be written", found["error"]), found
     assert found["left"] == []
+
+
+def test_a_study_without_descriptors_keeps_its_jobs_and_goes_on_from_them(inputs: Path) -> None:
+    found = faulty(BY_NAME["study"], "few descriptors", inputs)
+    assert found["code"] == 2, found
+    assert "out/study cannot be written: Too many open files" in found["error"]
+    assert found["left"] == []
+    assert sorted(path.name for path in (inputs / "out/study").iterdir()) == ["parts", "study.json"]
+    BY_NAME["study"].started(inputs).communicate(timeout=300)
+    assert (inputs / "out/study/index.html").exists()
+
+
+def test_a_study_that_cannot_begin_leaves_no_directory(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise UnwritableError(f"{path} cannot be written: {len(text)} bytes are too many.")
+
+    monkeypatch.setattr("fedipw.lab.study.write_text", full)
+    code, _, err = fedipw("study", inputs / "study.toml", "--out", inputs / "out" / "study")
+    assert code == 2, err
+    assert list((inputs / "out").iterdir()) == []
 
 
 def test_kills_leave_whole_outputs_and_the_next_run_cleans_up(inputs: Path) -> None:
@@ -162,6 +184,11 @@ def test_anything_unexpected_is_one_line_with_the_versions_and_a_traceback_in_a_
     ("error", "words"),
     [
         (MemoryError("Unable to allocate 9 TiB"), "Memory ran out (Unable to allocate 9 TiB)"),
+        (MemoryError(), "Memory ran out (no more can be had). Use a smaller table"),
+        (
+            OSError("Could not find/load shared object file 'x.so'. This could mean that ..."),
+            "A library cannot be loaded: Could not find/load shared object file 'x.so'. Use a",
+        ),
         (OSError(28, "No space left on device", "x.csv"), "x.csv: No space left on device. Free"),
         (OSError(24, "Too many open files"), "Too many open files. Too many files are open"),
         (pl.exceptions.PanicException("left == right"), "This is a bug of fedipw"),

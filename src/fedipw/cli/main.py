@@ -139,7 +139,7 @@ def main() -> None:
     except FedIPWError as error:
         _end(str(error), _code(error))
     except MemoryError as error:
-        _end(f"Memory ran out ({error or 'no more can be had'}). {_SMALLER}", BAD_INPUT)
+        _end(f"Memory ran out ({str(error) or 'no more can be had'}). {_SMALLER}", BAD_INPUT)
     except OSError as error:
         _end(_of_system(error), BAD_INPUT)
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
@@ -173,6 +173,8 @@ def _of_system(error: OSError) -> str:
     """Return what the system refused, with the file it is about where that is known."""
     what = ": ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     reason = error.strerror or str(error) or type(error).__name__
+    if error.errno is None and not what and "shared object" in reason:  # llvmlite's, without memory
+        return f"A library cannot be loaded: {reason.split('. ')[0]}. {_SMALLER}"
     remedy = _REMEDIES.get(error.errno or 0, "Check that it is there and may be read or written.")
     return f"{what + ': ' if what else ''}{reason}. {remedy}"
 

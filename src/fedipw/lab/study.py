@@ -213,23 +213,17 @@ def kept_parts(out: Path, study: Study) -> Iterator[Parts]:
     check_directory(out)
     settings = settings_of(study)
     _check_settings(out, settings)
-    (out / _PARTS).mkdir(parents=True, exist_ok=True)
-    with locked(out / _PARTS, "runs a study"):
-        remove_abandoned(out / _PARTS)
-        try:
+    try:
+        (out / _PARTS).mkdir(parents=True, exist_ok=True)
+        with locked(out / _PARTS, "runs a study"):
+            remove_abandoned(out / _PARTS)
             write_text(out / _SETTINGS, json.dumps(settings, indent=2) + "\n")
-        except InputError:
-            _forget_empty(out)
-            raise
-        yield Parts(out / _PARTS)
-
-
-def _forget_empty(out: Path) -> None:
-    """Remove the directories of a study that could not even begin."""
-    if not any((out / _PARTS).glob("*.parquet")) and not (out / _SETTINGS).exists():
-        for made in (out / _PARTS / ".lock", out / _PARTS, out):
+            yield Parts(out / _PARTS)
+    finally:
+        # of a study that could not even begin; what holds anything stays
+        for made in (out / _PARTS, out):
             with suppress(OSError):
-                made.unlink() if made.name == ".lock" else made.rmdir()
+                made.rmdir()
 
 
 @dataclass(frozen=True)
