@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -18,7 +19,7 @@ from typing import Any, Final, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedipw.numerics.checks import visible
 
@@ -122,6 +123,16 @@ def share(value: float | None) -> str:
     return _known(value, _percent)
 
 
+def options(text: str) -> Markup:
+    """Return a sentence in which every option of a command is code, which no line breaks.
+
+    >>> print(options("Merge <levels> (--lump-below), or pass --soft."))
+    Merge &lt;levels&gt; (<code>--lump-below</code>), or pass <code>--soft</code>.
+    """
+    return Markup(_OPTION.sub(r"<code>\g<0></code>", str(escape(visible(text)))))
+
+
+_OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _TEXT: Final[Mapping[str, Callable[[float | None], str]]] = {
     "count": count,
     "number": significant,
@@ -138,7 +149,10 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters.update(
-    _TEXT, tidy=tidy, as_json=partial(htmlsafe_json_dumps, sort_keys=False, allow_nan=False)
+    _TEXT,
+    tidy=tidy,
+    options=options,
+    as_json=partial(htmlsafe_json_dumps, sort_keys=False, allow_nan=False),
 )
 
 
