@@ -73,6 +73,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rule": ({"scheme": "fednova+fedipw"}, "'fednova.fedipw' is a way of training"),
     "oracle": ({"scheme": "oracle"}, "needs true probabilities"),
     "collapsed": ({"scheme": "collapsed"}, "cannot be live"),
+    "missing": ({"missing": "error"}, 'missing="error" would let the gap of one client'),
+    "missing name": ({"missing": "fill"}, "missing"),
     "column": ({"enrollment": "hight"}, "'hight' names no column"),
     "later": ({"enrollment": "battery"}, "'battery' names no column|stands only in the ledger"),
     "taken": ({"covariates": ["battery", "age"]}, "'age' cannot be asked of clients"),
@@ -216,3 +218,27 @@ def test_the_penalty_reaches_both_stages(tmp_path: Path) -> None:
     models = [config.stage.fitted(everybody, required=True).model for config in (plain, shrunk)]
     slopes = [model.logistic().coefficients[0] for model in models if model is not None]
     assert 0.0 < abs(slopes[1]) < abs(slopes[0])
+
+
+def test_clients_whose_values_are_missing_are_named_or_weighed_as_such(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = Small(tmp_path)
+    gap = pl.when(pl.col("unit_id").is_in(["u0", "u1"])).then(None).otherwise(1.0 * pl.col("age"))
+    people = small.people.with_columns(gap.alias("income"))
+    shared = {"population": people, "enrollment": "age", "scheme": "fedipw-hajek"}
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = small.trained(1, **shared)
+    lacking = "2 enrolled clients lack a value of 'income', and their replies get no weight"
+    assert lacking in caplog.text
+    assert "; 2 replies lack a value or have a new level, and get no weight;" in caplog.text
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["fedipw-replied"], metrics["fedipw-weighed"]) == (INSIDE, INSIDE - 2)
+    with pytest.raises(InputError, match="missing"):  # a run goes on as it began
+        small.trained(2, **shared, missing="indicator")
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "flwr"):
+        found = small.trained(1, **shared, missing="indicator", ledger=tmp_path / "other")
+        small.trained(1, **shared, availability="age", ledger=tmp_path / "third")
+    assert "get no weight" not in caplog.text
+    assert found.train_metrics_clientapp[1]["fedipw-weighed"] == INSIDE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.steps import AVAILABILITY_COLUMNS, COLUMNS
 from fedipw.tables.columns import ID, OWN_COLUMNS
+from fedipw.tables.design import Missing
 from fedipw.tables.formula import OTHER, formula_clauses, formula_names
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
@@ -66,6 +68,11 @@ class RunConfig:
         column of numbers of samples where the target is the mean over samples; ``cluster`` that of
         what clients share, the unit of standard errors.
         """
+        if settings.missing == Missing.ERROR.value:
+            raise InputError(
+                'missing="error" would let the gap of one client end a run: use "drop", by which '
+                'its replies have no weight, or "indicator".'
+            )
         who = _population(
             population, enrolled, targets, population_size, settings.enrollment, totals=totals
         ).clustered(cluster)
@@ -94,6 +101,8 @@ class RunConfig:
         }  # fmt: skip
         if any(value is not None for value in fits.values()):
             shared |= fits
+        if settings.missing != Missing.DROP.value:
+            shared["missing"] = settings.missing
         if declared:
             shared["declared"] = {name: how.to_json() for name, how in sorted(declared.items())}
         evaluation = replace(plan, method=plan.method.unguarded())
@@ -146,6 +155,26 @@ class RunConfig:
             + (" and history" if formulas.history else ""),
             f"asked before every round: {', '.join(self.columns) or 'nothing'}",
         ]
+
+    def without_weight(self) -> str:
+        """Return how many clients lack a value that a formula needs; nothing if none does."""
+        formulas, members = self.plan.formulas, self.stage.members
+        if formulas.missing is not Missing.DROP:
+            return ""
+        used = " + ".join((self.stage.formula or "", formulas.availability, formulas.reply))
+        named = members.covariates if "." in re.split(r"[\s+]+", used) else formula_names(used)
+        gaps = members.frame.filter(~members.gone).select(
+            pl.col(name).is_null() for name in named if name in members.covariates
+        )
+        lacking = [name for name in gaps.columns if gaps[name].any()]
+        if not lacking:
+            return ""
+        clients = int(gaps.select(pl.any_horizontal(lacking)).to_series().sum())
+        return (
+            f"{clients} enrolled clients lack a value of {some(map(repr, lacking))}, and their "
+            'replies get no weight: missing="indicator" makes it a value of its own, or name other '
+            "columns in the formulas, availability= among them"
+        )
 
     def influence(self, screen: Screen) -> str:
         """Return the bound on what one update adds, as far as it is known at the start.

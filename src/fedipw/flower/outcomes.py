@@ -306,6 +306,9 @@ def log_round(
     line = f"{work} of round {index}, {len(outcomes.outcomes)} invited: {counts or 'nobody'}"
     if found is not None:
         relied = found.reliance < 1.0
+        silent = outcomes.counts()[Outcome.REPLIED.value] - len(found.weights)
+        if silent:
+            line += f"; {silent} replies lack a value or have a new level, and get no weight"
         line += (
             f"; weights sum to {found.total:.4g} and count as {found.effective_replies:.4g} "
             f"replies; participation from {found.replies.source.value}"

@@ -59,6 +59,7 @@ KINDS: Final[Mapping[str, Callable[[object], Any]]] = {
     "participation": _text,
     "availability": _text,
     "history": _flag,
+    "missing": _text,
     "covariates": _names,
     "scheme": _text,
     "trim": _number,

@@ -92,6 +92,9 @@ class FedIPW(Strategy):
     enrollment, participation, availability, history
         Formulas of the stages, as of ``fedipw weights``. Covariates that ``participation`` names
         and the table does not have are asked of the clients before every round.
+    missing
+        ``"drop"``: replies of clients whose values are missing from the table get no weight, and
+        the log says so; ``"indicator"``: missing is a value of its own.
     covariates
         The covariates to ask for, where the formula does not name them all: names, or a mapping
         from names to what answers may be, ``(low, high)`` of numbers, a list of levels, or a
@@ -198,6 +201,7 @@ class FedIPW(Strategy):
         participation: str = ".",
         availability: str = ".",
         history: bool = False,
+        missing: str = "drop",
         covariates: Sequence[str] | Mapping[str, Any] | None = None,
         scheme: str | None = None,
         trim: float | None = None,
@@ -236,7 +240,7 @@ class FedIPW(Strategy):
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,
                 classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
-                trim=trim, missing="drop", soft=soft,
+                trim=trim, missing=missing, soft=soft,
             ),
         )  # fmt: skip
         if noise is not None and self.screen.clip is None:
@@ -342,6 +346,8 @@ class FedIPW(Strategy):
             lines += [f"{self.noise.settings}; epsilon spent so far {self.noise.epsilon:.4g}"]
         for line in lines:
             _LOG.info("\t├──> FedIPW: %s", line)
+        if lacking := self.config.without_weight():
+            _LOG.warning("FedIPW: %s", lacking)
         self.strategy.summary()
 
     def start(  # noqa: PLR0917
