@@ -222,7 +222,7 @@ def blocks(repeats: int) -> list[dict[str, Any]]:
 
 
 def tables(result: dict[str, Any]) -> None:
-    """Write the tables of docs/jax.md."""
+    """Write the tables of docs/speed.md."""
     lines = ["| | seconds a round | times ours |", "| --- | --- | --- |"]
     versions = result["peer_versions"]
     for name, seconds in result["seconds_per_round"].items():

@@ -7,8 +7,9 @@
 | ``python`` | is run; what it prints is the block ``text`` right after it, if there is one |
 | ``python``, ``toml`` that begins with ``# name.py`` or so | is saved as that file |
 
-``...`` stands for anything, also for whole lines. A block that begins with ``# not run:`` and why
-is left out. Other kinds of block are not run.
+``py`` and the directive ``{code-block} python`` are ``python`` too: no other spelling keeps code
+from being run. ``...`` stands for anything, also for whole lines. A block that begins with
+``# not run:`` and why is left out. Other kinds of block are not run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ from cli.command import fedipw
 
 ROOT = Path(__file__).parent.parent
 NOT_RUN = "# not run: "
-_BLOCK = re.compile(r"^```([\w{}-]+)[ \t]*[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```([\w{}-]+)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_DIRECTIVES = frozenset({"{code-block}", "{code}", "{sourcecode}"})
+_PYTHON = frozenset({"py", "py3", "python3"})
+_OPTIONS = re.compile(r"(?::[\w-]+:[^\n]*\n)+\n?")
 _FRAME = re.compile("[\u2500-\u257f]+")
 _FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 _COMMANDS = ("fedipw", "flwr", "make", "pip", "python")
@@ -82,7 +86,14 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in their order."""
-    return [Block(*found) for found in _BLOCK.findall(page.read_text(encoding="utf-8"))]
+    return [_block(*found) for found in _BLOCK.findall(page.read_text(encoding="utf-8"))]
+
+
+def _block(kind: str, argument: str, text: str) -> Block:
+    """Return a block by its language, whether a fence or a directive names it."""
+    if kind in _DIRECTIVES:
+        kind, text = argument.strip(), _OPTIONS.sub("", text, count=1)
+    return Block("python" if kind in _PYTHON else kind, text)
 
 
 def loose_commands(page: Path) -> list[str]:

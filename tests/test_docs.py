@@ -55,6 +55,17 @@ def test_blocks_and_their_commands_are_found(tmp_path: Path) -> None:
     assert follow(page, tmp_path, in_process) == 2
 
 
+@pytest.mark.parametrize(
+    "fence", ["python", "py", "{code-block} python", "{code-block} py\n:caption: a sum\n"]
+)
+def test_python_is_run_however_its_fence_is_spelt(fence: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```{fence}\nprint(1 + 1)\n```\n\n```text\n2\n```\n")
+    assert follow(page, tmp_path, in_process) == 1
+    page.write_text(f"```{fence}\n# not run: why\nprint(1 + 1)\n```\n")
+    assert [block.is_run for block in blocks_of(page)] == [False]
+
+
 def test_what_is_printed_is_compared() -> None:
     assert_prints("a  1.25\nb\nc\nd\n", "a 1.2...\n...\nd", "")
     assert_prints("│ a │\n└───┘\nend", "│ a  │\n└────┘\nend", "")

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import fedipw
-from shown import blocks_of
+from shown import NOT_RUN, blocks_of
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -20,9 +20,10 @@ def test_the_strategy_is_made_of_the_columns_it_names(
     monkeypatch.chdir(tmp_path)
     devices: pl.DataFrame = fedipw.example().devices
     devices.write_parquet("devices.parquet")
-    (snippet,) = [block.text for block in blocks_of(README) if block.kind == "py"]
+    (snippet,) = [block.text for block in blocks_of(README) if "FedIPW(" in block.text]
     made, _, started = snippet.partition("strategy.start(")
-    assert started  # needs a server
+    assert started
+    assert snippet.startswith(NOT_RUN)
     found: dict[str, object] = {}
     exec(compile(made, str(README), "exec"), found)
     assert type(found["strategy"]).__name__ == "FedIPW"

@@ -1,6 +1,5 @@
 """The callback for Prometheus in the documentation, run as it stands there and scraped."""
 
-import importlib
 import re
 import urllib.request
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 from flwr.serverapp.strategy import FedAvg
 from loopback import free_ports
 
+from shown import blocks_of
+
 from .federations import Small
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower-monitoring.md"
@@ -16,13 +17,11 @@ ROUNDS = 2
 
 
 def test_the_example_for_prometheus_is_scraped(tmp_path: Path) -> None:
-    blocks = re.findall(r"```\{code-block\} python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    (code,) = [block for block in blocks if "prometheus_client" in block]
+    code = "".join(block.text for block in blocks_of(PAGE) if "prometheus_client" in block.text)
     (port,) = free_ports(1)
     assert "9000" in code
     names: dict[str, Any] = {}
     exec(code.replace("9000", str(port)), names)
-    registry = importlib.import_module("prometheus_client").REGISTRY
     try:
         result = Small(tmp_path).trained(
             ROUNDS, FedAvg(min_available_nodes=1), callbacks=[names["to_prometheus"]]
@@ -33,8 +32,6 @@ def test_the_example_for_prometheus_is_scraped(tmp_path: Path) -> None:
         names["server"].shutdown()
         names["server"].server_close()
         names["thread"].join(20)
-        for gauge in ("target", "counts", "last"):
-            registry.unregister(names[gauge])
     told = result.evaluate_metrics_clientapp[ROUNDS]
     for bound, key in (("estimate", ""), ("low", "-low"), ("high", "-high")):
         found = re.search(rf'fl_target{{bound="{bound}",metric="loss"}} (\S+)', text)

@@ -23,7 +23,7 @@ from fedipw.tables import Ledger
 from .federations import Small
 
 NODES, ROUNDS = 40, 2
-DOCS = Path(__file__).parents[2] / "docs" / "flower.md"
+DOCS = Path(__file__).parents[2] / "docs" / "flower-reference.md"
 
 
 def test_settings_are_those_given_in_code(tmp_path: Path) -> None:

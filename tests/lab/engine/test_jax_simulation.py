@@ -85,7 +85,7 @@ def test_the_convolution_of_the_example_is_laxs(digits: ModuleType) -> None:
 
 def test_the_example_learns_and_prints_the_rows_of_its_page(digits: ModuleType) -> None:
     found = digits.summary(seeds=1, size=100, rounds=5)
-    page = (ROOT / "docs" / "jax.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "augmented.md").read_text(encoding="utf-8")
     for line, (name, values) in zip(
         digits.printed(found).splitlines()[1:], found.items(), strict=True
     ):
