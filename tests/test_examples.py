@@ -66,7 +66,7 @@ def test_the_script_prints_the_tables_of_the_page(
     with threadpool_limits(1):
         boosting.main()
     printed = capsys.readouterr().out
-    page = (ROOT / "docs" / "boosting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "boosting-results.md").read_text(encoding="utf-8")
     for line in filter(None, printed.splitlines()):
         start = line[:27].rstrip() or line
         assert f"\n{start}" in page
