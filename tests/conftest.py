@@ -1,5 +1,6 @@
 """Settings all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -34,7 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_library_thread() -> Iterator[None]:
-    """Keep BLAS and OpenMP to one thread: at test sizes more of them only wait for each other."""
-    with threadpool_limits(1):
+def _library_threads() -> Iterator[None]:
+    """Keep BLAS and OpenMP to one thread: at test sizes more of them only wait for each other.
+
+    Unless a number is asked for, as by ``python -m benchmarks.matrix``.
+    """
+    with threadpool_limits(int(os.environ.get("OPENBLAS_NUM_THREADS", "1"))):
         yield
