@@ -2,7 +2,8 @@
 
 Each cell is a kernel of OpenBLAS, a number of threads and a seed of Hypothesis; its tests are
 those of ``make portable``, which is one odd cell. Results go to benchmarks/results/matrix.json,
-cell by cell: a run that was stopped goes on with ``--resume``.
+cell by cell: a run that was stopped goes on with ``--resume``. ``used`` is what OpenBLAS made of the
+request: a build without kernels of its own for a processor takes those of another.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "matrix.json"
 KERNELS = ("Haswell", "Zen", "SkylakeX", "Nehalem", "Prescott")
 THREADS, SEEDS = (1, 2), (1, 2, 3)
+ASK = """
+import scipy.linalg, threadpoolctl
+found = [one for one in threadpoolctl.threadpool_info() if one["internal_api"] == "openblas"]
+print(*sorted({f"{one['architecture']} x{one['num_threads']}" for one in found}))
+"""
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
@@ -40,16 +46,21 @@ def cell(kernel: str, threads: int, seed: int, tests: list[str], workers: int) -
     limits = {"OPENBLAS_CORETYPE": kernel} | dict.fromkeys(
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(threads)
     )
+    env = {**os.environ, **limits}
+    used = subprocess.run(
+        [sys.executable, "-c", ASK], env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
     began = time.perf_counter()
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "--quiet", "--numprocesses", str(workers),
          "--hypothesis-seed", str(seed), *tests],
-        cwd=ROOT, env={**os.environ, **limits}, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     last = (ran.stdout.strip().splitlines() or [""])[-1]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
     return {
-        "kernel": kernel, "threads": threads, "seed": seed, "code": ran.returncode,
+        "kernel": kernel, "threads": threads, "seed": seed, "used": used,
+        "code": ran.returncode,
         **{word: int(number) for number, word in _COUNT.findall(last)}, "failures": failed,
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
