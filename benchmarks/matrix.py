@@ -2,8 +2,8 @@
 
 Each cell is a kernel of OpenBLAS, a number of threads and a seed of Hypothesis; its tests are
 those of ``make portable``, which is one odd cell. Results go to benchmarks/results/matrix.json,
-cell by cell: a run that was stopped goes on with ``--resume``. ``used`` is what OpenBLAS made of the
-request: a build without kernels of its own for a processor takes those of another.
+cell by cell: a run that was stopped goes on with ``--resume``. ``used`` says which kernels that
+gave: a build without kernels of its own for a processor takes those of another.
 """
 
 from __future__ import annotations
