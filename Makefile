@@ -6,15 +6,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := .venv-demo
 INSTALL = -m pip install --quiet --no-compile --disable-pip-version-check --editable
-# one more than there are cores: tests on a real deployment wait most of the time
-WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# more than there are cores: tests on real deployments, browsers and killed processes wait a lot
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
 
 # Packages are installed uncompiled; each module is compiled once, when it is first imported. Where
 # this is set every process would compile them all again: ten seconds for each of hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-# tests of linear algebra and of sums over rows, without those that draw or load for long
+# tests of linear algebra and of sums over rows, without those that draw, load or wait for long
 NUMERIC = tests/numerics tests/selection tests/calibration --ignore-glob='*_large.py' \
+  --ignore-glob='*_on_cluster.py' \
   $(addprefix tests/lab/theory/test_,bound.py objective.py sensitivity_floor.py) \
   $(addprefix tests/evaluation/test_,balance.py evaluate.py jackknife.py means.py two_phase.py) \
   $(addprefix tests/weighting/test_,calibrated_weights.py functions.py guards.py online.py) \
