@@ -22,7 +22,14 @@ from fedipw.numerics.threads import over_ranges
 from fedipw.selection.classifiers import client_folds, drawn_folds
 from fedipw.selection.logistic import Counts
 from fedipw.tables.cluster import WorkerCopies
-from fedipw.tables.partitions import Block, Blocks, Frame, Partitions, rows_per_block
+from fedipw.tables.partitions import (
+    FEWEST_ROWS,
+    Block,
+    Blocks,
+    Frame,
+    Partitions,
+    rows_per_block,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray, LabelArray
 
 T = TypeVar("T")
+_UNWEIGHTED = np.empty(0)  # every row counts once
 _CHUNK = 512  # clients per chunk; chunks are summed in order, whatever the number of threads
 _FLUSH = 512  # rounds after which a running product of factors in (1, 2] is turned into a sum
 
@@ -113,10 +121,14 @@ class BlockStore:
         self._keep(columns, labels, clients.astype(np.int32))
 
     def _keep(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
-        size = rows_per_block(len(columns))
-        for first in range(0, columns.shape[1], size):
-            part = np.ascontiguousarray(columns[:, first : first + size])
-            self.blocks.append(Block(part, labels[first : first + size], np.empty(0)))
+        width, rows = columns.shape
+        if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
+            self.blocks.append(Block(np.ascontiguousarray(columns), labels, _UNWEIGHTED))
+        else:
+            size = rows_per_block(width)
+            for first in range(0, rows, size):
+                part = np.ascontiguousarray(columns[:, first : first + size])
+                self.blocks.append(Block(part, labels[first : first + size], _UNWEIGHTED))
         self._edges.append(len(self.blocks))
         self._clients.append(clients)
 
@@ -159,8 +171,12 @@ class BlockStore:
         self.blocks, self._edges, self._clients = self._empty(), [0], []
         for k in range(len(state["rounds"])):
             saved = state["rounds"][str(k)]
-            columns, labels = np.array(saved["columns"]), np.array(saved["labels"])
-            self._keep(columns, labels, np.array(saved["clients"]))
+            self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+
+
+def _own(array: Any) -> Any:
+    """Return an array that may be written to, itself if it may: kernels are compiled for such."""
+    return array if array.flags.writeable else array.copy()
 
 
 @final

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,9 +144,8 @@ class Ledger:
             names = os.listdir(self.directory)
         except OSError as error:
             raise InputError(f"{self.directory} cannot be read: {error.strerror}.") from error
-        found = (_FILE.match(name) for name in names)
-        numbers = sorted(int(match[1]) for match in found if match)
-        return tuple(number for number in numbers if number >= self.since)
+        numbers = sorted([int(match[1]) for match in map(_FILE.match, names) if match])
+        return tuple(numbers[bisect_left(numbers, self.since) :])
 
     @cached_property
     def schema(self) -> pl.Schema:

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCK_ROWS = 65_536
+FEWEST_ROWS = 8_192  # of a block that others follow
 _BLOCK_BYTES = 16 * 2**20
 MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a scratch file
 
 
 def rows_per_block(columns: int) -> int:
     """Return how many rows of this many columns make a block of about 16 MiB."""
-    return min(max(_BLOCK_BYTES // (8 * max(1, columns)), 8_192), 262_144)
+    return min(max(_BLOCK_BYTES // (8 * max(1, columns)), FEWEST_ROWS), 262_144)
 
 
 class Block(NamedTuple):
@@ -145,6 +146,7 @@ class Blocks:
         """Add a block at the end."""
         columns, labels, weights, _ = block
         here = Block(columns, labels, weights, self._rows)  # faster than _replace
+        self._rows += columns.shape[1]
         size = columns.nbytes + labels.nbytes + weights.nbytes
         if size <= self._memory:
             self._memory -= size
@@ -153,7 +155,6 @@ class Blocks:
             self._memory = 0  # later blocks follow, so that reading stays in one sweep
             self._scratch = self._scratch or Scratch(self._directory)
             self._entries.append(_OnDisk(self._scratch.written(here[:3]), here.rows, here.start))
-        self._rows += block.rows
 
     @property
     def rows(self) -> int:

@@ -106,9 +106,9 @@ class Live:
         self._snapshot: Snapshot | None = None
         self._times = 0  # the open round was weighed
         self._unused = ""  # why a snapshot was left aside
-        self._closed = len(ledger.rounds)
-        if self._closed:
-            ledger.require_rounds()
+        self._closed = 0
+        if ledger.has(ledger.since) or ledger.rounds:
+            self._closed = len(ledger.require_rounds())
             self._bind(None)
 
     @property
@@ -321,7 +321,9 @@ class Live:
     def _replay(self, after: int) -> bool:
         """Replay the closed rounds after some; return whether no level was new to the designs."""
         assert self._run is not None
-        for found in ledger_rounds(self.ledger, self.stage.members, after=after):
+        since = self.ledger.since
+        closed = range(since + after, since + self._closed)
+        for found in ledger_rounds(self.ledger, self.stage.members, closed):
             round_, table = self._quarantined(*found) if self._guarded else found
             if after and self._strange(table):
                 return False

@@ -409,13 +409,10 @@ def _source(learner: Participation, places: IntArray | None) -> ParticipationSou
 
 
 def ledger_rounds(
-    ledger: Ledger, members: Members, *, after: int = 0
+    ledger: Ledger, members: Members, rounds: Sequence[int] | None = None
 ) -> Iterator[tuple[Round, pl.DataFrame]]:
-    """Yield each round of a ledger and its table, checked against who was enrolled then.
-
-    The first ``after`` rounds are left out.
-    """
-    for index in ledger.rounds[after:]:
+    """Yield each round of a ledger, or some, and its table, checked against who was enrolled."""
+    for index in ledger.rounds if rounds is None else rounds:
         table = ledger.read(index)
         before = table.drop(AFTERWARDS, strict=False)
         if members.former is None:

@@ -32,6 +32,7 @@ from fedipw.tables.columns import ID
 from fedipw.tables.design import Design, Missing
 
 if TYPE_CHECKING:
+    from fedipw.numerics import FloatArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.participation import Participation
     from fedipw.selection.steps import Step
@@ -83,30 +84,28 @@ class Snapshot:
         if head is None:
             raise SnapshotUnusedError("there is none")
         rounds = int(head["rounds"])
-        try:
-            data = (self.directory / str(head["rows"])).read_bytes()
+        length = int(head["length"])
+        try:  # all lies at multiples of 8 bytes
+            words = np.fromfile(self.directory / str(head["rows"]), count=length // 8)
         except OSError as error:
             raise SnapshotUnusedError(f"its rows cannot be read: {error.strerror}") from error
-        if len(data) < int(head["length"]):
+        if words.nbytes != length:
             raise SnapshotUnusedError("its rows are cut off")
-        data = data[: int(head["length"])]
-        digest = hashlib.sha256(data)
+        digest = hashlib.sha256(words.data)
         if digest.hexdigest() != head["digest"]:
             raise SnapshotUnusedError("its rows are damaged")
-        files = hashlib.sha256()
-        for index in range(1, rounds + 1):
-            files.update(_stamp(self._ledger, index))
+        files = hashlib.sha256(b"".join(_stamp(self._ledger, k) for k in range(1, rounds + 1)))
         if files.hexdigest() != head["files"]:
             raise SnapshotUnusedError("the ledger's files have changed since")
         state = dict(head["learner"])
         widths = (
             {} if learner.models else {s.step.name: len(s.step.design.terms) for s in learner.steps}
         )
-        state["steps"] = _steps(state["steps"], data, rounds, widths)
+        state["steps"] = _steps(state["steps"], words, rounds, widths)
         learner.restore(state)
         weigher.restore_learnt(head["learnt"])
         self._stage.restore(head["stage"])
-        self._rows, self._length = self.directory / str(head["rows"]), len(data)
+        self._rows, self._length = self.directory / str(head["rows"]), length
         self._saved, self._digest, self._files = rounds, digest, files
         return rounds, {str(note): int(count) for note, count in head["notes"].items()}
 
@@ -214,30 +213,29 @@ def _record(learner: Participation, k: int) -> Iterator[bytes]:
 
 
 def _steps(
-    heads: Mapping[str, Any], data: bytes, rounds: int, widths: Mapping[str, int]
+    heads: Mapping[str, Any], words: FloatArray, rounds: int, widths: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the states of the steps, with their rows read from the file."""
-    words = np.frombuffer(data, dtype=np.float64)  # all lies at multiples of 8 bytes
+    """Return the states of the steps, with their rows as views of what the file held."""
     counts, small, places = words.view(np.int64), words.view(np.int8), words.view(np.int32)
     stores: dict[str, dict[str, Any]] = {name: {} for name in widths}
-    totals: dict[str, list[list[int]]] = {name: [[0, 0]] for name in widths}
+    totals: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in widths}
     sums = {name: [np.zeros(width)] for name, width in widths.items()}
     at = 0
-    for k in range(rounds):
+    for k in map(str, range(rounds)):
         for name, width in widths.items():
-            rows = int(counts[at])
+            rows = counts.item(at)
             columns = at + 1 + width
             labels = columns + width * rows
             clients = labels + -(-rows // 8)
             sums[name].append(words[at + 1 : columns])
             mine = small[8 * labels : 8 * labels + rows]
-            stores[name][str(k)] = {
+            stores[name][k] = {
                 "columns": words[columns:labels].reshape(width, rows),
                 "labels": mine,
                 "clients": places[2 * clients : 2 * clients + rows],
             }
             count, done = totals[name][-1]
-            totals[name].append([count + rows, done + int(np.count_nonzero(mine))])
+            totals[name].append((count + rows, done + int(np.count_nonzero(mine))))
             at = clients + -(-rows // 2)
     if at != len(words):
         raise SnapshotUnusedError("its rows are of another length")
@@ -245,7 +243,7 @@ def _steps(
         name: {
             **head,
             "store": {"rounds": stores.get(name, {}), "frame": head["frame"]},
-            "totals": totals.get(name, [[0, 0]]),
+            "totals": totals.get(name, [(0, 0)]),
             "sums": sums.get(name) or head["sums"],
         }
         for name, head in heads.items()
