@@ -213,6 +213,7 @@ def kept_parts(out: Path, study: Study) -> Iterator[Parts]:
     check_directory(out)
     settings = settings_of(study)
     _check_settings(out, settings)
+    made = [path for path in (out / _PARTS, out) if not path.exists()]
     try:
         (out / _PARTS).mkdir(parents=True, exist_ok=True)
         with locked(out / _PARTS, "runs a study"):
@@ -220,10 +221,9 @@ def kept_parts(out: Path, study: Study) -> Iterator[Parts]:
             write_text(out / _SETTINGS, json.dumps(settings, indent=2) + "\n")
             yield Parts(out / _PARTS)
     finally:
-        # of a study that could not even begin; what holds anything stays
-        for made in (out / _PARTS, out):
+        for path in made:  # of a study that could not even begin; what holds anything stays
             with suppress(OSError):
-                made.rmdir()
+                path.rmdir()
 
 
 @dataclass(frozen=True)
