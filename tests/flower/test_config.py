@@ -226,7 +226,9 @@ def test_clients_whose_values_are_missing_are_named_or_weighed_as_such(
     small = Small(tmp_path)
     gap = pl.when(pl.col("unit_id").is_in(["u0", "u1"])).then(None).otherwise(1.0 * pl.col("age"))
     people = small.people.with_columns(gap.alias("income"))
-    shared = {"population": people, "enrollment": "age", "scheme": "fedipw-hajek"}
+    shared: dict[str, Any] = {
+        "population": people, "enrollment": "age", "scheme": "fedipw-hajek",
+    }  # fmt: skip
     with caplog.at_level(logging.INFO, "flwr"):
         result = small.trained(1, **shared)
     lacking = "2 enrolled clients lack a value of 'income', and their replies get no weight"
