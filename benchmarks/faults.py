@@ -60,14 +60,18 @@ class Command:
     def started(self, folder: Path, limit: str = "") -> subprocess.Popen[str]:
         """Start the command in a directory of its inputs, as the leader of its own group.
 
-        ``limit`` is code that limits the process before the command begins.
+        ``limit`` is code that limits the process before the command begins. Modules are not
+        compiled to files: where these may not grow, Python leaves half of one, for good.
         """
         called = ["-c", limit + RUN] if limit else ["-m", "fedipw"]
         return subprocess.Popen(
             [sys.executable, *called, *self.arguments],
             cwd=folder, start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2"},
+            env={
+                **os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import subprocess
 import sys
@@ -157,11 +158,12 @@ def test_a_full_file_system_leaves_nothing_not_even_a_lock(inputs: Path, name: s
     assert found["left"] == []
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, EOFError])
 def test_anything_unexpected_is_one_line_with_the_versions_and_a_traceback_in_a_file(
-    inputs: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def broken_solver(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug\nof two lines")
+        raise kind("a bug\nof two lines")
 
     monkeypatch.setattr("fedipw.calibration.calibrated_table", broken_solver)
     given = (inputs / "people.parquet", "--targets", inputs / "targets.csv")
@@ -169,15 +171,34 @@ def test_anything_unexpected_is_one_line_with_the_versions_and_a_traceback_in_a_
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
     assert "This is a bug of fedipw" in err
-    assert "ZeroDivisionError: a bug" in err
+    assert f"{kind.__name__}: a bug" in err
     assert f"numpy {np.__version__}" in err
     found = re.search(r"traceback is in (\S+\.txt)", err)
     assert found is not None
     written = Path(found[1]).read_text()
     Path(found[1]).unlink()
     assert "Traceback (most recent call last)" in written
+    assert f"{kind.__name__}: a bug" in written
     assert "broken_solver" in written
     assert list((inputs / "out").iterdir()) == []
+
+
+def test_a_damaged_compiled_module_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file may not grow, Python gives half of a compiled module its name."""
+    (tmp_path / "damaged.py").write_text("def command() -> None:\n    print('done')\n")
+    compiled = Path(py_compile.compile(str(tmp_path / "damaged.py"), doraise=True) or "")
+    whole = compiled.read_bytes()
+    compiled.write_bytes(whole[: len(whole) // 2])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys.modules["fedipw.cli.main"], "COMMANDS", {"example": "damaged:command"})
+    code, out, err = fedipw("example")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {compiled}: a compiled module is damaged (")
+    compiled.unlink()
+    code, out, _ = fedipw("example")
+    assert (code, out) == (0, "done\n")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ STEPS: dict[str, tuple[Callable[[], Strategy], ServerStep]] = {
 }
 
 
-SUMS = ("fedipw", "fedipw-hajek", "augmented", "augmented-online")
+SUMS = ("fedipw", "augmented-online")
 MEMORY = (
     "efficient", "efficient-hajek", "fedvarp+fedipw", "fedvarp+fedipw-hajek", "mifa+efficient",
     "mifa+fedipw-hajek", "mifa", "scaffold+efficient", "scaffold+fedipw-hajek",
@@ -44,10 +44,15 @@ MEMORY = (
 
 @pytest.mark.parametrize(
     ("scheme", "name"),
-    [*product(SUMS, STEPS), *product(MEMORY, ("FedAvg", "FedAdam")), ("efficient", "FedAvgM")],
+    [
+        *product(("fedipw-hajek", "augmented"), STEPS),
+        *product(SUMS, ("FedAvg", "FedAdam")),
+        *product(MEMORY, ("FedAvg", "FedAdam")),
+        ("efficient", "FedAvgM"),
+    ],
 )
 def test_flower_gives_the_engines_model(tmp_path: Path, scheme: str, name: str) -> None:
-    world = LabFederation(size=200, rounds=8, methods=(scheme,))
+    world = LabFederation(size=200, rounds=6, methods=(scheme,))
     inner, step = STEPS[name]
     wrapped = FedIPW(
         inner(), population=world.put(tmp_path), ledger=tmp_path / "ledger", scheme=scheme,

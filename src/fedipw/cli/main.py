@@ -96,6 +96,20 @@ class _OnDemand(TyperGroup):
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:  # Typer takes it for the end of what a person types
+            raise _EndedEarlyError(error) from error
+
+
+class _EndedEarlyError(Exception):
+    """An ``EOFError`` on its way past Typer."""
+
+    def __init__(self, error: EOFError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
 
 app = typer.Typer(
     cls=_OnDemand,
@@ -145,13 +159,19 @@ def main() -> None:
     except (SystemExit, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # also panics of polars, which are no Exception
-        if "start new thread" in str(error):
-            _end(f"No thread can be started ({error}). {_SMALLER}", BAD_INPUT)
-        try:
-            message = _of_bug(error)
-        except MemoryError:
-            _end(f"Memory ran out. {_SMALLER}", BAD_INPUT)
-        _end(message, UNEXPECTED)
+        _end_unexpected(error.error if isinstance(error, _EndedEarlyError) else error)
+
+
+def _end_unexpected(error: BaseException) -> NoReturn:
+    if (damaged := _damaged_module(error)) is not None:
+        _end(f"{damaged}: a compiled module is damaged ({error}). Remove it.", BAD_INPUT)
+    if "start new thread" in str(error):
+        _end(f"No thread can be started ({error}). {_SMALLER}", BAD_INPUT)
+    try:
+        message = _of_bug(error)
+    except MemoryError:
+        _end(f"Memory ran out. {_SMALLER}", BAD_INPUT)
+    _end(message, UNEXPECTED)
 
 
 def _code(error: FedIPWError) -> int:
@@ -177,6 +197,15 @@ def _of_system(error: OSError) -> str:
         return f"A library cannot be loaded: {reason.split('. ')[0]}. {_SMALLER}"
     remedy = _REMEDIES.get(error.errno or 0, "Check that it is there and may be read or written.")
     return f"{what + ': ' if what else ''}{reason}. {remedy}"
+
+
+def _damaged_module(error: BaseException) -> str | None:
+    """Return the compiled module that Python could not load, as a full disk may leave one."""
+    if "marshal data" not in str(error):
+        return None
+    frames = traceback.walk_tb(error.__traceback__)
+    names = [frame.f_locals.get("bytecode_path") for frame, _ in frames]
+    return next((str(name) for name in reversed(names) if name), None)
 
 
 def _of_bug(error: BaseException) -> str:
