@@ -39,8 +39,11 @@ def save_checkpoint(
     except OSError as error:
         raise InputError(f"{directory} cannot be made: {error.strerror}.") from error
     remove_abandoned(directory)
-    with written_file(directory / name) as file:
-        np.savez(file, **arrays)
+    # as np.savez does, which in older releases leaves the archive open on a full disk
+    with written_file(directory / name) as file, zipfile.ZipFile(file, "w") as archive:
+        for part, array in arrays.items():
+            with archive.open(f"{part}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
 
 
 def load_checkpoint(
