@@ -13,7 +13,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from fedipw.errors import InputError
 from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier
-from fedipw.selection.participation import ParticipationSettings, Source, Window
+from fedipw.selection.participation import Participation, ParticipationSettings, Source, Window
 from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.steps import Clock, Formulas, ReplyHistory
 from worlds import Log
@@ -164,6 +164,48 @@ def test_a_saved_model_of_a_decayed_fit_has_its_weighted_information(store: Stor
     by_hand = NewtonLogistic().fit(X, y, sample_weight=weights)
     np.testing.assert_allclose(fit.standard_errors, by_hand.standard_errors_, rtol=1e-8)
     np.testing.assert_allclose(fit.total_weight, weights.sum(), rtol=1e-12)
+
+
+@stores
+def test_all_rounds_pooled_count_alike_after_decayed_fits(store: Stores) -> None:
+    log = random_log(rounds=6)
+    model = learner_of(log, ParticipationSettings(decay=0.7, refit_every=1), store=store)
+    played(model, log, range(6))
+    fit = model.pooled()["participation"].logistic()
+    expected = NewtonLogistic().fit(*log.stacked(slice(None)))
+    np.testing.assert_allclose(fit.coefficients, expected.coef_[0], rtol=1e-9)
+    np.testing.assert_allclose(fit.standard_errors, expected.standard_errors_, rtol=1e-8)
+
+
+@stores
+@pytest.mark.parametrize(
+    "how",
+    [
+        ParticipationSettings(refit_every=1, last=2),
+        ParticipationSettings(refit_every=3, last=2),
+        ParticipationSettings(refit_every=1, decay=0.001, per_coefficient=3.0),
+        ParticipationSettings(refit_every=2, decay=0.5, last=3, per_coefficient=3.0),
+    ],
+    ids=["rolling", "every third", "decay", "both"],
+)
+def test_a_learner_that_forgets_says_the_same(how: ParticipationSettings, store: Stores) -> None:
+    log = random_log(rounds=24)
+    members, steps = log.members(), learner_of(log, how).steps[0].step
+    forgets = replace(how, forgets=True)
+    forgetful = Participation(members, [steps], forgets, store=store(how))
+    both = [
+        played(model, log, range(24)) for model in (learner_of(log, how, None, store), forgetful)
+    ]
+    for one, other in zip(*both, strict=True):
+        assert one.prob.tobytes() == other.prob.tobytes()
+    assert 24 - forgetful.forgotten == how.reach
+    kept = forgetful.state()["steps"]["participation"]
+    assert len(kept["totals"]) == 25 - forgetful.forgotten
+    again = Participation(members, [steps], forgets, store=store(how))
+    again.restore(forgetful.state())
+    assert again.forgotten == forgetful.forgotten
+    for one, other in zip(*(played(m, log, [3]) for m in (forgetful, again)), strict=True):
+        assert one.prob.tobytes() == other.prob.tobytes()
 
 
 @stores

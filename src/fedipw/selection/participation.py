@@ -105,7 +105,8 @@ class ParticipationSettings:
     .. math:: \min_\beta \sum_{s < r} g^{\,r - 1 - s} \sum_i \ell_{is}(\beta), \qquad (P10)
 
     with :math:`\ell_{is}` the negative log-likelihood of a row (P1). Rounds whose weight is below
-    1e-10 are left out, so that what is kept does not grow for ever.
+    1e-10 are left out. With ``forgets`` the rows that no later fit reads are dropped, as a server
+    does that runs for ever; all rounds can then no longer be fitted at once.
 
     With ``refit_every`` 10 the first ten rounds are refitted one by one, while there is little to
     learn from, and every tenth after that. A constant rate is used, and recorded, until both kinds
@@ -124,6 +125,7 @@ class ParticipationSettings:
     soft: bool = False  # whether a fit that separates gets a penalty
     clock: Clock = field(default_factory=Clock)  # of the columns that tell the time
     client: Any = None  # a distributed.Client whose workers form the sums over rounds
+    forgets: bool = False  # whether rows beyond a rolling window or a decay are dropped
 
     def __post_init__(self) -> None:
         if self.refit_every < 1:
@@ -293,6 +295,11 @@ class Participation:
         self._guarded = guarded
         self.failures: Counter[str] = Counter()  # what was left aside instead of an error
 
+    @property
+    def forgotten(self) -> int:
+        """Number of rounds, from the first on, of which no rows are kept."""
+        return min((step.gone for step in self.steps), default=0)
+
     def open(self, round_: Round) -> None:
         """Take what is known of a round's clients, with availability and invitations."""
         self._history.joined(round_)
@@ -337,6 +344,9 @@ class Participation:
             taken = tuple(self._append(step, replied, opened.rows) for step in self.steps)
         self._history.after(opened, replied)
         self.rounds += 1
+        if self.settings.forgets:
+            for step in () if self.models else self.steps:
+                step.forget(self.settings.first(self.rounds))
         self._open, self._coded = None, {}
         return taken
 
@@ -378,14 +388,15 @@ class Participation:
         return prob
 
     def pooled(self, *, certain: bool = False) -> dict[str, StageModel]:
-        """Return the steps fitted on all closed rounds.
+        """Return the steps fitted on all closed rounds, each counting alike.
 
         With ``certain`` a step that everybody passed, of probability 1, is left out; otherwise it
         is an error.
         """
         chosen = [s for s in self.steps if not (certain and s.rate(0, self.rounds) == 1.0)]
         for step in chosen:
-            if step.fit is None or (step.fitted_from, step.fitted_on) != (0, self.rounds):
+            whole = (step.fitted_from, step.fitted_on) == (0, self.rounds) and step.evenly
+            if step.fit is None or not whole:
                 step.settle(0, self.rounds)
                 self._note(step)
         return {step.step.name: step.model() for step in chosen}
@@ -567,7 +578,7 @@ class Participation:
             names = learner.step.design.names
             terms = [t for t in learner.step.design.terms if t.level and t.name in fit.constant]
             return {t.name: columns[names.index(t.name)] != 0.0 for t in terms}
-        count, _, sums = learner.totals(learner.fitted_from, learner.fitted_on)
+        count, sums = learner.fitted_sums
         return learner.step.fresh(sums, count, columns)
 
     def state(self) -> dict[str, Any]:
@@ -720,10 +731,13 @@ class StepLearner:
         self.coder, self.step, self.settings, self.store = coder, coder.step, settings, store
         self._totals: list[tuple[int, int]] = [(0, 0)]  # rows and passes before each round
         self._sums: list[FloatArray] = [np.zeros(len(self.step.design.terms))]  # of the columns
+        self.gone = 0  # rounds that were forgotten; the lists begin there
         self.has_levels = any(term.level is not None for term in self.step.design.terms)
         self.left_out = 0
         self.fit: Fit | None = None
         self.fitted_from = self.fitted_on = 0  # rounds of the fit
+        self.evenly = settings.decay == 1.0  # whether they counted alike in it
+        self.fitted_sums = 0, self._sums[0]  # number of its rows and sums of their columns
         self.fits = self.passes = 0
         self.failure: SeparationError | NotConvergedError | None = None  # of the last fit
         self.mended: Fit | None = None  # what took its place, by a penalty
@@ -764,8 +778,23 @@ class StepLearner:
 
     def totals(self, first: int, last: int) -> tuple[int, int, FloatArray]:
         """Return rows, passes and column sums of rounds first up to last."""
+        first, last = first - self.gone, last - self.gone
         (n0, s0), (n1, s1) = self._totals[first], self._totals[last]
         return n1 - n0, s1 - s0, self._sums[last] - self._sums[first]
+
+    def forget(self, first: int) -> None:
+        """Drop what is kept of rounds before ``first``.
+
+        A classifier's rows stay as long as it is the last: a restart fits it again.
+        """
+        if self.fit is not None and not isinstance(self.fit, LogisticFit):
+            first = min(first, self.fitted_from)
+        self.store.forget(first)
+        self._totals, self._sums = (
+            self._totals[first - self.gone :],
+            self._sums[first - self.gone :],
+        )
+        self.gone = first
 
     def counts(self, first: int, last: int) -> tuple[float, float]:
         """Return the weight of the rows of rounds first up to last, and of those that passed."""
@@ -773,7 +802,8 @@ class StepLearner:
         if not len(weights):
             rows, passed, _ = self.totals(first, last)
             return rows, passed
-        both = weights @ np.diff(np.array(self._totals[first : last + 1]), axis=0)
+        within = self._totals[first - self.gone : last + 1 - self.gone]
+        both = weights @ np.diff(np.array(within), axis=0)
         return float(both[0]), float(both[1])
 
     def rate(self, first: int, last: int) -> float | None:
@@ -788,9 +818,10 @@ class StepLearner:
         needed = self.settings.per_coefficient * self.step.coefficients(sums, all_rows)
         return min(passed, rows - passed) > needed
 
-    def stored(self, first: int, last: int) -> StoredRows:
-        """Return the rows of rounds first up to last with their weights."""
-        return self.store.rounds(first, last, self.settings.weights(first, last))
+    def stored(self, first: int, last: int, *, evenly: bool = False) -> StoredRows:
+        """Return the rows of rounds first up to last with their weights, or all counting alike."""
+        weights = UNWEIGHTED if evenly else self.settings.weights(first, last)
+        return self.store.rounds(first, last, weights)
 
     def refitted(self, first: int, last: int, rate: float) -> tuple[Fit, Source]:
         """Return a new fit, or what takes its place if it has no maximum or did not get there."""
@@ -808,14 +839,24 @@ class StepLearner:
         return Rate(rate), source
 
     def settle(self, first: int, last: int) -> None:
-        """Fit, with a penalty where that is asked for and there is no maximum, or raise."""
+        """Fit, with a penalty where that is asked for and there is no maximum, or raise.
+
+        All rounds count alike.
+        """
         try:
-            self.refit(first, last)
+            self.refit(first, last, evenly=True)
         except (SeparationError, NotConvergedError) as error:
-            if not self._mend(first, last, error):
+            if not self._mend(first, last, error, evenly=True):
                 raise error.within(self.step.name) from None
 
-    def _mend(self, first: int, last: int, error: SeparationError | NotConvergedError) -> bool:
+    def _mend(
+        self,
+        first: int,
+        last: int,
+        error: SeparationError | NotConvergedError,
+        *,
+        evenly: bool = False,
+    ) -> bool:
         """Return whether a fit that has no maximum got a penalty instead.
 
         That is not kept as the last fit: the next round tries the maximum again.
@@ -823,18 +864,19 @@ class StepLearner:
         self.fit, self.failure, self.mended = None, error, None
         if not self.settings.soft or self.settings.estimator != Newton():
             return False
-        rows = self.stored(first, last)
+        rows = self.stored(first, last, evenly=evenly)
         try:
             found = Newton(l2=PENALTY).fitted(rows, self.step.design.names, None)
         except NotConvergedError:
             return False
         self.mended, self.fits, self.passes = found, self.fits + 1, self.passes + found.passes
-        self.fitted_from, self.fitted_on = first, last
+        self._fitted(first, last)
+        self.evenly = evenly or self.settings.decay == 1.0
         self.note = penalty_note(self.step.name, error)
         return True
 
-    def refit(self, first: int, last: int) -> Fit:
-        """Fit on rounds first up to last, from the last fit on."""
+    def refit(self, first: int, last: int, *, evenly: bool = False) -> Fit:
+        """Fit on rounds first up to last, from the last fit on; their weights may be left out."""
         rows, passed, _ = self.totals(first, last)
         if self.store.frame is None or not rows:
             raise InputError(
@@ -846,15 +888,23 @@ class StepLearner:
                 f"The step {self.step.name!r} cannot be fitted: {passed} of the {rows} rows of "
                 f"rounds {first + 1} to {last} passed it."
             )
+        evenly = evenly or self.settings.decay == 1.0
+        start = self._start(first, last) if evenly == self.evenly else None
         found = self.settings.estimator.fitted(
-            self.stored(first, last), self.step.design.names, self._start(first, last)
+            self.stored(first, last, evenly=evenly), self.step.design.names, start
         )
-        self.fits += 1
+        self.fits, self.evenly = self.fits + 1, evenly
         self.failure, self.mended, self.note = None, None, ""
         if isinstance(found, LogisticFit):
             self.passes += found.passes
-        self.fit, self.fitted_from, self.fitted_on = found, first, last
+        self.fit = found
+        self._fitted(first, last)
         return found
+
+    def _fitted(self, first: int, last: int) -> None:
+        """Record what the last fit was made of."""
+        count, _, sums = self.totals(first, last)
+        self.fitted_from, self.fitted_on, self.fitted_sums = first, last, (count, sums)
 
     def _start(self, first: int, last: int) -> FloatArray | None:
         """Return the last fit moved one Newton step by the newest rounds alone, none if none.
@@ -868,7 +918,7 @@ class StepLearner:
         point = fit.point
         # rows that a rolling window drops had a gradient, rows that a decay drops hardly one
         keeps = self.settings.last is None or first == self.fitted_from == 0
-        moves = keeps and last > self.fitted_on
+        moves = keeps and first <= self.fitted_on < last
         if not moves or fit.information is None or self.settings.window is not Window.PAST:
             return point
         new = self.stored(self.fitted_on, last)
@@ -891,8 +941,10 @@ class StepLearner:
         fit = self.found
         if fit is None:
             raise InputError(f"The step {self.step.name!r} has no fit.")
-        if isinstance(fit, LogisticFit):  # the last step of a fit is taken without another look
-            fit = fit.informed_by(self.stored(self.fitted_from, self.fitted_on))
+        # the last step of a fit is taken without another look
+        if isinstance(fit, LogisticFit) and self.fitted_from >= self.gone:
+            rows = self.stored(self.fitted_from, self.fitted_on, evenly=self.evenly)
+            fit = fit.informed_by(rows)
         return StageModel(
             stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out,
             note=self.note,
@@ -900,7 +952,11 @@ class StepLearner:
 
     def sums_before(self, k: int) -> FloatArray:
         """Return the column sums of the rounds before round k, counted from 0, (q,)."""
-        return self._sums[k]
+        return self._sums[k - self.gone]
+
+    def totals_before(self, k: int) -> tuple[int, int]:
+        """Return rows and passes of the rounds before round k, counted from 0."""
+        return self._totals[k - self.gone]
 
     def head(self) -> dict[str, Any]:
         """Return what is needed of the last fit."""
@@ -908,6 +964,7 @@ class StepLearner:
         return {
             "left_out": self.left_out,
             "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
+            "fitted_sums": {"rows": self.fitted_sums[0], "columns": self.fitted_sums[1]},
             "fit": fit.state() if isinstance(fit, LogisticFit) else None,
         }
 
@@ -917,6 +974,7 @@ class StepLearner:
             "store": self.store.state(),
             "totals": [list(pair) for pair in self._totals],
             "sums": np.array(self._sums),
+            "gone": self.gone,
             **self.head(),
         }
 
@@ -924,7 +982,7 @@ class StepLearner:
         """Put a saved state back; a classifier is fitted again on the rows it was fitted on."""
         self.store.restore(state["store"])
         self._totals = [(int(n), int(s)) for n, s in state["totals"]]
-        self._sums = list(np.array(state["sums"]))
+        self._sums, self.gone = list(np.array(state["sums"])), int(state["gone"])
         self.left_out, self.fit = int(state["left_out"]), None
         if state["fitted"] is None:
             return
@@ -936,6 +994,8 @@ class StepLearner:
         assert frame is not None
         self.fit = LogisticFit.restored(self.step.design.names, frame, state["fit"])
         self.fitted_from, self.fitted_on = first, last
+        seen = state["fitted_sums"]
+        self.fitted_sums = int(seen["rows"]), np.array(seen["columns"])
 
 
 @final

@@ -74,6 +74,9 @@ class RowStore(Protocol):
         ``weights`` (last - first,) are of the rounds' rows, where they do not count alike.
         """
 
+    def forget(self, first: int) -> None:
+        """Drop the rows of rounds before ``first``; the others keep their numbers."""
+
     def state(self) -> dict[str, Any]:
         """Return all rows as arrays."""
 
@@ -113,6 +116,7 @@ class BlockStore:
         self._edges = [0]  # of rounds in the blocks
         self._starts: list[int] = []  # rows before each round
         self._clients: list[IntArray] = []  # of each round
+        self._gone = 0  # rounds that were forgotten, before all of these
 
     def _empty(self) -> Blocks:
         copies = None if self._client is None else WorkerCopies(self._client)
@@ -128,7 +132,7 @@ class BlockStore:
 
     def _keep(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         width, rows = columns.shape
-        self._starts.append(self.blocks.rows)
+        self._starts.append(self.blocks.end)
         if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
             self.blocks.append(Block(np.ascontiguousarray(columns), labels, UNWEIGHTED))
         else:
@@ -143,11 +147,22 @@ class BlockStore:
         """Return the rows of some rounds, none of them copied."""
         if self.frame is None:
             raise InputError("There are no rows to fit on.")
+        first, last = _within(first, last, self._gone)
         part: Partitions = self.blocks.part(self._edges[first], self._edges[last])
         if len(weights):
             starts = self._starts[first:last]
             part = Changed(part, partial(_weighted, starts=np.array(starts), weights=weights))
         return CodedRows(part, self.frame, self._clients[first:last], self._members)
+
+    def forget(self, first: int) -> None:
+        """Drop the rows of rounds before ``first``; the others keep their numbers."""
+        k = first - self._gone
+        if k <= 0:
+            return
+        blocks = self._edges[k]
+        self.blocks.forget(blocks)
+        self._edges = [edge - blocks for edge in self._edges[k:]]
+        self._starts, self._clients, self._gone = self._starts[k:], self._clients[k:], first
 
     @property
     def row_clients(self) -> IntArray:
@@ -156,6 +171,7 @@ class BlockStore:
 
     def round(self, k: int) -> tuple[FloatArray, LabelArray, IntArray]:
         """Return columns (q, m), labels and clients of one round, counted from 0."""
+        k -= self._gone
         blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
         columns, labels = np.empty((0, 0)), np.empty(0, dtype=np.int8)
         if blocks:
@@ -166,11 +182,11 @@ class BlockStore:
     def state(self) -> dict[str, Any]:
         """Return all rounds, each with its columns, labels and clients."""
         rounds, frame = {}, self.frame
-        for k in range(len(self._clients)):
+        for k in range(self._gone, self._gone + len(self._clients)):
             columns, labels, clients = self.round(k)
             rounds[str(k)] = {"columns": columns, "labels": labels, "clients": clients}
         named = None if frame is None else {"centre": frame.centre, "scale": frame.scale}
-        return {"rounds": rounds, "frame": named}
+        return {"rounds": rounds, "frame": named, "gone": self._gone}
 
     def restore(self, state: Any) -> None:
         """Put saved rounds back into an empty store."""
@@ -179,9 +195,19 @@ class BlockStore:
             None if named is None else Frame(np.array(named["centre"]), np.array(named["scale"]))
         )
         self.blocks, self._edges, self._starts, self._clients = self._empty(), [0], [], []
-        for k in range(len(state["rounds"])):
+        self._gone = int(state["gone"])
+        for k in range(self._gone, self._gone + len(state["rounds"])):
             saved = state["rounds"][str(k)]
             self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+
+
+def _within(first: int, last: int, gone: int) -> tuple[int, int]:
+    """Return the places of rounds among those that are kept."""
+    if first < gone:
+        raise InputError(
+            f"The rows of {gone} round(s) were forgotten, and round {first + 1} is one."
+        )
+    return first - gone, last - gone
 
 
 def _weighted(block: Block, starts: IntArray, weights: FloatArray) -> Block:
@@ -273,6 +299,7 @@ class PanelStore:
         self._labels = np.empty((0, 0), dtype=np.bool_)
         self._done = 0
         self._passed = [0]  # rows with label 1 before each round
+        self._gone = 0  # rounds that were forgotten, before all of these
         both = np.concatenate([[columns], places, self._varying_at])
         self._order = np.argsort(both)
 
@@ -322,6 +349,7 @@ class PanelStore:
         """Return some rounds as a view."""
         if self.frame is None:
             raise InputError("There are no rows to fit on.")
+        first, last = _within(first, last, self._gone)
         chosen = slice(first, last)
         passed = float(self._passed[last] - self._passed[first])
         if len(weights):
@@ -340,19 +368,29 @@ class PanelStore:
             weights=weights,
         )
 
+    def forget(self, first: int) -> None:
+        """Drop the rows of rounds before ``first``; the others keep their numbers."""
+        k = first - self._gone
+        if 2 * k <= self._done:  # what is left is copied: not in every round
+            return
+        kept = slice(k, self._done)
+        self._varying, self._labels = self._varying[kept].copy(), self._labels[kept].copy()
+        self._passed, self._done, self._gone = self._passed[k:], self._done - k, first
+
     def state(self) -> dict[str, Any]:
         """Return the rounds so far."""
         done, frame = slice(self._done), self.frame
         if frame is None:
-            return {"rounds": 0}
+            return {"rounds": 0, "gone": 0}
         return {
-            "rounds": self._done, "varying": self._varying[done].copy(), "clients": self._clients,
+            "gone": self._gone, "rounds": self._done, "clients": self._clients,
+            "varying": self._varying[done].copy(),
             "labels": self._labels[done].copy(), "centre": frame.centre, "scale": frame.scale,
         }  # fmt: skip
 
     def restore(self, state: Any) -> None:
         """Put saved rounds back."""
-        self._done = int(state["rounds"])
+        self._done, self._gone = int(state["rounds"]), int(state["gone"])
         self.frame = None
         if self._done:
             self.frame = Frame(np.array(state["centre"]), np.array(state["scale"]))
