@@ -22,7 +22,7 @@ from fedipw.lab.engine import (
     Training,
 )
 from fedipw.lab.engine.server import ServerStep
-from fedipw.lab.scenario import Scenario
+from fedipw.lab.scenario import PropensitySettings, Scenario
 from fedipw.lab.testbed import Testbed
 from fedipw.numerics import FloatArray
 from fedipw.tables import Ledger
@@ -67,13 +67,14 @@ class LabFederation:
     size: int = 300
     rounds: int = 12
     methods: tuple[str, ...] = ("fedipw", "fedipw-hajek")
+    propensity: PropensitySettings = field(default_factory=PropensitySettings)
     calls: list[tuple[str, int, int]] = field(default_factory=list)  # work, round, row
 
     @property
     def scenario(self) -> Scenario:
         return Scenario(
             seed=self.seed, rounds=self.rounds, population=Testbed(size=self.size),
-            methods=self.methods,
+            methods=self.methods, propensity=self.propensity,
         )  # fmt: skip
 
     @cached_property

@@ -82,6 +82,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "lacking": ({"covariates": ["wifi"]}, "names 'battery', which neither"),
     "time": ({"ask_timeout": 0.0}, "ask_timeout"),
     "often": ({"refit_every": 0}, "refit_every"),
+    "decay": ({"decay": 0.0}, "decay must lie in"),
+    "decayed rows": ({"decay": 0.9, "classifier": "boosting"}, "a classifier or folds take rows"),
+    "window": ({"window": 0}, "rolling window is 1 or more"),
+    "hours": ({"day_hours": -1.0}, "A cycle has"),
 }
 
 

@@ -146,6 +146,7 @@ def test_only_the_model_of_the_last_round_is_kept(tmp_path: Path) -> None:
     [
         {"scheme": "participation-only"}, {"participation": "battery + age"},
         {"enrollment": "age**2"}, {"availability": "age", "history": True}, {"trim": 3.0},
+        {"decay": 0.9}, {"window": 5}, {"day_length": 7.0},
         {"refit_every": 3}, {"l2": 1.0}, {"folds": 3}, {"classifier": "boosting", "folds": 2},
     ],
 )  # fmt: skip

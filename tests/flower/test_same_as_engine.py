@@ -1,6 +1,7 @@
 """The same population, draws and seeds give the same numbers on Flower as in process."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cli.command import fedipw
 from fedipw.flower import FedIPW
 from fedipw.flower.screen import metrics_of
 from fedipw.lab.engine.server import Adam, Momentum, PlainStep, ServerStep, Yogi
+from fedipw.lab.scenario import PropensitySettings
 from fedipw.weighting.methods import METHODS
 from fedipw.weighting.pipeline import Probabilities
 
@@ -61,6 +63,34 @@ def test_flower_gives_the_engines_model(tmp_path: Path, scheme: str, name: str) 
     result = wrapped.start(world.grid(), world.start, num_rounds=world.rounds)
     expected = world.trained(step).of(scheme)[-1]
     assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(theta_of(result.arrays), expected, rtol=0.0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (PropensitySettings(decay=0.7), {"decay": 0.7}),
+        (PropensitySettings(last=3), {"window": 3}),
+        (
+            PropensitySettings(participation=". + hour_sin + z1:hour_cos", day_length=4.0),
+            {"participation": ". + hour_sin + z1:hour_cos", "day_length": 4.0},
+        ),
+    ],
+    ids=["decay", "rolling", "clock"],
+)
+def test_models_that_follow_a_drift_are_the_engines(
+    tmp_path: Path, here: PropensitySettings, there: dict[str, Any]
+) -> None:
+    world = LabFederation(size=200, rounds=6, methods=("fedipw-hajek",), propensity=here)
+    wrapped = FedIPW(
+        FedAvg(**QUIET), population=world.put(tmp_path), ledger=tmp_path / "ledger",
+        scheme="fedipw-hajek", covariates=world.columns, refit_every=1, winsorise=None,
+        average=None, **there,
+    )  # fmt: skip
+    result = wrapped.start(world.grid(), world.start, num_rounds=world.rounds)
+    expected = world.trained(STEPS["FedAvg"][1]).of("fedipw-hajek")[-1]
+    plain = replace(world, propensity=PropensitySettings()).trained(STEPS["FedAvg"][1])
+    assert np.abs(expected - plain.of("fedipw-hajek")[-1]).max() > 1e-4
     np.testing.assert_allclose(theta_of(result.arrays), expected, rtol=0.0, atol=CLOSE)
 
 

@@ -56,8 +56,8 @@ def weighed(
 # The reference: plain loops, and maximum likelihood by iteratively reweighted least squares.
 
 
-def maximum(X: Array, y: Array) -> Array:
-    """Return the coefficients of logistic regression, intercept first.
+def maximum(X: Array, y: Array, weights: Array | float = 1.0) -> Array:
+    """Return the coefficients of logistic regression, intercept first, by weights of the rows.
 
     A column that follows from those before it has coefficient 0.
     """
@@ -68,7 +68,7 @@ def maximum(X: Array, y: Array) -> Array:
     A, beta = X[:, kept], np.zeros(len(kept))
     for _ in range(60):
         p = sigmoid(A @ beta)
-        step = np.linalg.solve((A.T * (p * (1 - p))) @ A, A.T @ (y - p))
+        step = np.linalg.solve((A.T * (weights * p * (1 - p))) @ A, A.T @ (weights * (y - p)))
         beta += step
         if np.abs(step).max() < 1e-11:
             return np.bincount(kept, weights=beta, minlength=X.shape[1])
@@ -115,15 +115,23 @@ def covariates(given: Tables, label: str, *, history: bool, day: float = 24.0) -
 
 
 def step_probs(
-    X: list[Array], y: list[Array], may: list[Array], *, fit: str, every: int, last: int | None
+    X: list[Array],
+    y: list[Array],
+    may: list[Array],
+    *,
+    fit: str,
+    every: int,
+    last: int | None,
+    decay: float,
 ) -> Iterator[tuple[Array, str]]:
     """Yield everyone's probability of one step in each round, and where it came from."""
     beta = None
     for r, now in enumerate(X):
         start = 0 if last is None else max(0, r - last)
         seen = {"past": range(start, r), "pooled": range(len(X)), "same-round": [r]}[fit]
-        rows = sum(may[k].sum() for k in seen)
-        passed = sum(y[k][may[k]].sum() for k in seen)
+        age = {k: decay ** (r - 1 - k) for k in seen}
+        rows = sum(age[k] * may[k].sum() for k in seen)
+        passed = sum(age[k] * y[k][may[k]].sum() for k in seen)
         if passed == 0:
             yield np.full(len(now), y[r][may[r]].mean()), "reply rate of this round"
         elif fit != "pooled" and min(passed, rows - passed) <= 10 * (now.shape[1] + 1):
@@ -134,6 +142,7 @@ def step_probs(
                 beta = maximum(
                     np.vstack([X[k][may[k]] for k in seen]),
                     np.concatenate([y[k][may[k]] for k in seen]),
+                    np.concatenate([np.full(may[k].sum(), age[k]) for k in seen]),
                 )
             yield prob(beta, now), "model"
 
@@ -145,6 +154,7 @@ def participation(
     every: int = 10,
     last: int | None = None,
     history: bool = False,
+    decay: float = 1.0,
 ) -> list[Array]:
     """Return (P5) of every row of every round, whether it replied or not."""
     names, rounds = given.rounds[0].columns, given.rounds
@@ -157,7 +167,7 @@ def participation(
         X = list(covariates(given, label, history=history))
         y = [t[label].to_numpy() for t in rounds]
         may = [np.ones(t.height, bool) if could is None else t[could].to_numpy() for t in rounds]
-        found = step_probs(X, y, may, fit=fit, every=every, last=last)
+        found = step_probs(X, y, may, fit=fit, every=every, last=last, decay=decay)
         out = [a * b for a, (b, _) in zip(out, found, strict=True)]
     if "invite_prob" in names:
         known = [t["invite_prob"].fill_null(np.nan).to_numpy() for t in rounds]
@@ -210,6 +220,7 @@ def agree(got: pl.DataFrame, wanted: pl.DataFrame, *names: str) -> None:
         ((), {}),
         (("--refit-every", 3), {"every": 3}),
         (("--refit-every", 1, "--window", 4), {"every": 1, "last": 4}),
+        (("--refit-every", 1, "--decay", 0.9), {"every": 1, "decay": 0.9}),
         (("--participation-fit", "pooled"), {"fit": "pooled"}),
         (("--participation-fit", "same-round"), {"fit": "same-round"}),
         (("--history",), {"history": True}),
@@ -226,6 +237,56 @@ def test_probabilities_and_weights_are_those_of_the_reference(
     np.testing.assert_allclose(got["weight"], wanted["fedipw"], rtol=CLOSE)
     assert summary["replies"] == summary["weighed"] == wanted.height
     assert summary["sources"]["model"] >= 10
+
+
+def test_a_clock_by_time_is_that_of_own_columns() -> None:
+    """Hours of opened_at, seven apart, against columns of the ledger that say the same."""
+    given = world(hours=7)
+    first = given.rounds[0]["opened_at"][0]
+    own = []
+    for table in given.rounds:
+        moment = table["opened_at"][0]
+        turn = 2 * np.pi * (moment.hour + moment.minute / 60) / 24
+        days = (moment - first) / timedelta(hours=24)
+        own.append(table.with_columns(
+            my_sin=pl.lit(np.sin(turn)), my_cos=pl.lit(np.cos(turn)), days=pl.lit(days)
+        ))  # fmt: skip
+    options: tuple[object, ...] = ("--refit-every", 1, "--scheme", "fedipw", "--participation")
+    by_clock, _ = weighed(
+        given, *options, "z1 + x + hour_sin + z1:hour_cos + elapsed", "--day-hours", 24
+    )
+    by_hand, _ = weighed(replace(given, rounds=own), *options, "z1 + x + my_sin + z1:my_cos + days")
+    agree(by_clock, by_hand, "participation_prob", "weight")
+    by_round, _ = weighed(given, *options, "z1 + x + hour_sin + z1:hour_cos + elapsed")
+    assert np.abs(by_clock["weight"] / by_round["weight"] - 1).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--decay", 0), "decay must lie in (0, 1], not 0.0"),
+        (("--decay", 0.9, "--participation-fit", "pooled"), "the pooled fit counts all"),
+        (("--decay", 0.9, "--participation-fit", "same-round"), "the same-round fit counts all"),
+        (("--decay", 0.9, "--classifier", "boosting"), "a classifier or folds take rows"),
+        (("--decay", 0.9, "--folds", 3), "a classifier or folds take rows"),
+        (("--day-hours", 24, "--participation", "hour_sin"), "Round 1 has no 'opened_at'"),
+        (("--day-hours", 0), "A cycle has 0.001 to 1e+06 hours, not 0.0"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(
+    tmp_path: Path, options: tuple[object, ...], words: str
+) -> None:
+    given = world(rounds=2)
+    given.write(tmp_path)
+    for command in ("weights", "audit"):
+        out = tmp_path / ("w.parquet" if command == "weights" else "report.html")
+        code, _, told = fedipw(
+            command, "--population", tmp_path / "people.parquet", "--rounds", tmp_path / "rounds",
+            "--out", out, *options,
+        )  # fmt: skip
+        assert code == 2
+        assert words in " ".join(told.split())
+        assert not out.exists()
 
 
 @pytest.mark.parametrize("scheme", ["fedipw", "fedipw-hajek", "participation-only", "fedavg"])

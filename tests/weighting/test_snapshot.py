@@ -106,12 +106,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (plan(refit_every=3), 1, False),
         (plan("fedipw-hajek", refit_every=3, history=True), 3, False),
         (plan("participation-only", refit_every=4, last=6), 1, False),
+        (plan("participation-only", refit_every=4, decay=0.9), 1, False),
         (plan("greg", window=Window.SAME_ROUND), 1, False),
         (plan("calibrated-online", refit_every=3), 1, False),
         (plan(refit_every=3, history=True), 1, True),
         (plan("calibrated-online", refit_every=3), 1, True),
     ],
-    ids=["past", "steps", "rolling", "same-round", "online", "joining", "joining-online"],
+    ids=["past", "steps", "rolling", "decay", "same-round", "online", "joining", "joining-online"],
 )
 def test_a_restart_reads_the_rounds_after_it_and_weighs_the_same_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Plan, steps: int, joining: bool
@@ -260,3 +261,38 @@ def test_reading_a_ledger_lists_its_directory_once_whatever_its_length(
     assert listed == 0
     with pytest.raises(InputError, match="cannot be closed"):
         ledger.append(33, pl.DataFrame(row))
+
+
+@pytest.mark.parametrize("window", [{"last": 4}, {"decay": 0.003}], ids=["rolling", "decay"])
+def test_what_a_server_keeps_does_not_grow_with_its_rounds(
+    tmp_path: Path, window: dict[str, float]
+) -> None:
+    """Rows of four rounds are read by any fit; snapshots after every third, as after a fit."""
+    given, how = (
+        Given(tmp_path),
+        plan("participation-only", refit_every=3, per_coefficient=2.0, **window),
+    )
+    assert how.settings.reach == 4
+    live, sizes, kept = given.live("long", how), [], []
+    for _ in range(3):
+        lived(live, given.rounds)
+        (rows,) = (tmp_path / "long" / "learner").glob("rows-*.bin")
+        sizes.append(rows.stat().st_size + (rows.parent / "learner.npz").stat().st_size)
+        assert live._learner is not None
+        kept.append(live.rounds - live._learner.forgotten)
+    assert live.rounds == 3 * ROUNDS
+    assert max(kept) == 4
+    one_round = sizes[0] / 4  # there are four rounds in it at least
+    assert max(sizes) <= (2 * 4 + 3) * one_round
+    again, other = given.live("long", how), given.rounds[0]
+    assert again.replayed < EVERY
+    for one, two in zip(lived(live, [other]), lived_alone(again, other), strict=True):
+        assert one is not None
+        assert two is not None
+        assert one.weights.tobytes() == two.weights.tobytes()
+
+
+def lived_alone(live: Live, round_: tuple[pl.DataFrame, BoolArray]) -> list[RoundWeights | None]:
+    """Return the weights of a round that is opened and not closed."""
+    live.open(round_[0])
+    return [live.weigh(round_[1])]

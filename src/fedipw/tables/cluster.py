@@ -134,6 +134,11 @@ class WorkerCopies:
             f"The Dask cluster lost workers in {_TRIES} passes over the rows of rounds: {reason}."
         ) from reason
 
+    def forget(self, first: int, last: int) -> None:
+        """Let workers drop the copies of blocks at places ``first`` up to ``last``."""
+        for place in range(first, last):
+            self._sent.pop(place, None)
+
     def _copy(self, blocks: Blocks, k: int, place: int) -> Any:
         """Return the copy of the k-th of some blocks, made where there is none."""
         if place not in self._sent or self._sent[place].status != "finished":

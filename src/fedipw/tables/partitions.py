@@ -121,6 +121,7 @@ class Blocks:
         self._scratch: Scratch | None = None  # made when the first block goes there
         self._entries: list[Block | _OnDisk] = []
         self._rows = 0
+        self._end = 0  # rows ever added
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> Blocks:
@@ -145,9 +146,10 @@ class Blocks:
     def append(self, block: Block) -> None:
         """Add a block at the end."""
         columns, labels, weights, _ = block
-        here = Block(columns, labels, weights, self._rows)  # faster than _replace
+        here = Block(columns, labels, weights, self._end)  # faster than _replace
         self._rows += columns.shape[1]
-        size = columns.nbytes + labels.nbytes + weights.nbytes
+        self._end += columns.shape[1]
+        size = _size(here)
         if size <= self._memory:
             self._memory -= size
             self._entries.append(here)
@@ -156,10 +158,27 @@ class Blocks:
             self._scratch = self._scratch or Scratch(self._directory)
             self._entries.append(_OnDisk(self._scratch.written(here[:3]), here.rows, here.start))
 
+    def forget(self, count: int) -> None:
+        """Drop the first blocks; the numbers of the rows that follow stay as they are.
+
+        What lies in the scratch file stays there until all of it goes.
+        """
+        gone, self._entries = self._entries[:count], self._entries[count:]
+        self._rows -= sum(entry.rows for entry in gone)
+        self._memory += sum(_size(entry) for entry in gone if isinstance(entry, Block))
+        if self._copies is not None:
+            self._copies.forget(self._first, self._first + count)
+        self._first += count
+
     @property
     def rows(self) -> int:
         """Number of rows in all blocks."""
         return self._rows
+
+    @property
+    def end(self) -> int:
+        """Number of rows that were ever added: the start of the next block."""
+        return self._end
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -177,7 +196,7 @@ class Blocks:
         some._scratch, some._memory, some._directory = self._scratch, 0, self._directory
         some._copies, some._first = self._copies, self._first + first
         some._entries = self._entries[first:last]
-        some._rows = sum(entry.rows for entry in some._entries)
+        some._rows, some._end = sum(entry.rows for entry in some._entries), self._end
         return some
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
@@ -209,6 +228,11 @@ class Blocks:
         assert self._scratch is not None
         columns, labels, weights = self._scratch.read(entry.place, room)
         return Block(columns, labels, weights.copy(), entry.start)  # weights outlive the room
+
+
+def _size(block: Block) -> int:
+    """Return the bytes of a block."""
+    return int(block.columns.nbytes + block.labels.nbytes + block.weights.nbytes)
 
 
 @cache

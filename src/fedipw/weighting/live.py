@@ -310,8 +310,8 @@ class Live:
         """Begin anew with these steps."""
         members, plan = self.stage.members, self.plan
         self._learner = Participation(
-            members, steps, plan.settings, models=plan.models, scratch=plan.scratch,
-            guarded=self._guarded,
+            members, steps, replace(plan.settings, forgets=True), models=plan.models,
+            scratch=plan.scratch, guarded=self._guarded,
         )  # fmt: skip
         weigher = Weigher(self._enrollment, self._learner, {plan.method.name: plan.method})
         self._run = RoundRun(weigher, plan.method.name, Record())

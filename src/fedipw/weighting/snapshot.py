@@ -3,7 +3,9 @@
 A snapshot is two files in ``learner/`` of the ledger's directory. ``rows-*.bin`` holds the coded
 rows of each closed round, one after the other; new rounds are added at its end. ``learner.npz`` is
 the rest, small, written anew after each addition, with the length and the digest of the rows that
-belong to it. What a kill leaves beyond that length is not looked at.
+belong to it. What a kill leaves beyond that length is not looked at. Where the learner forgets old
+rounds (a rolling window, a decay), the rows begin anew in another file once more than half of them
+are forgotten, so that the snapshot does not grow with the ledger.
 
 A snapshot is used only if its fingerprint is that of the server that asks: the same designs,
 formulas, settings, method, clients and versions, and the same files of rounds, by size and time.
@@ -65,12 +67,14 @@ class Snapshot:
         self.directory = ledger.directory / _FOLDER
         self._settings = _settings(stage, plan)
         self._rows: Path | None = None  # the file that this one adds to
-        self._length, self._saved = 0, 0  # of that file, and rounds in it
+        self._length, self._saved = 0, 0  # of that file, and rounds up to its end
+        self._first, self._base = 0, dict[str, Any]()  # rounds before its first, and their sums
+        self._stamped = 0  # rounds whose files are in the digest of files
         self._digest, self._files = hashlib.sha256(), hashlib.sha256()
 
     @property
     def rounds(self) -> int:
-        """Number of rounds in it."""
+        """Number of rounds up to the last one in it."""
         return self._saved
 
     def designs(self) -> dict[str, Design] | None:
@@ -101,28 +105,30 @@ class Snapshot:
         widths = (
             {} if learner.models else {s.step.name: len(s.step.design.terms) for s in learner.steps}
         )
-        state["steps"] = _steps(state["steps"], words, rounds, widths)
+        first = int(head["first"])
+        state["steps"] = _steps(state["steps"], words, range(first, rounds), widths, head["base"])
         learner.restore(state)
         weigher.restore_learnt(head["learnt"])
         self._stage.restore(head["stage"])
         self._rows, self._length = self.directory / str(head["rows"]), length
         self._saved, self._digest, self._files = rounds, digest, files
+        self._first, self._base, self._stamped = first, head["base"], rounds
         return rounds, {str(note): int(count) for note, count in head["notes"].items()}
 
     def save(self, weigher: Weigher, learner: Participation, notes: Mapping[str, int]) -> None:
         """Add the rounds closed since the last time, then write the rest anew."""
         try:
             self.directory.mkdir(exist_ok=True)
-            if self._rows is None:
-                self._rows = self.directory / f"rows-{token_hex(4)}.bin"
-                self._length = self._saved = 0
-                self._digest, self._files = hashlib.sha256(), hashlib.sha256()
+            gone = learner.forgotten
+            if self._rows is None or 2 * gone > self._first + self._saved:
+                self._begin(learner, gone)
             self._add(learner)
         except OSError as error:
             self._rows = None  # what of it was written is not known
             raise unwritable(self.directory, error) from error
         head = {
             "rounds": learner.rounds, "rows": self._rows.name, "length": self._length,
+            "first": self._first, "base": self._base,
             "digest": self._digest.hexdigest(), "files": self._files.hexdigest(),
             "learner": learner.head(), "learnt": weigher.learnt_state(),
             "stage": self._stage.state(), "notes": dict(notes),
@@ -134,9 +140,22 @@ class Snapshot:
                 with suppress(OSError):
                     path.unlink()
 
+    def _begin(self, learner: Participation, first: int) -> None:
+        """Begin a new file of rows with those of round ``first``, counted from 0."""
+        self._rows = self.directory / f"rows-{token_hex(4)}.bin"
+        self._length, self._first, self._saved = 0, first, first
+        self._digest = hashlib.sha256()
+        self._base = {
+            step.step.name: {
+                "totals": list(step.totals_before(first)), "sums": step.sums_before(first)
+            }
+            for step in learner.steps
+        }  # fmt: skip
+
     def _add(self, learner: Participation) -> None:
         """Write the rows of the new rounds at the end of the file, and bring them onto the disk."""
         assert self._rows is not None
+        stamps = b"".join(_stamp(self._ledger, k + 1) for k in range(self._stamped, learner.rounds))
         descriptor = os.open(self._rows, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.truncate(self._length)
@@ -146,10 +165,10 @@ class Snapshot:
                     file.write(part)
                     self._digest.update(part)
                     self._length += len(part)
-                self._files.update(_stamp(self._ledger, k + 1))
             file.flush()
             os.fsync(file.fileno())
-        self._saved = learner.rounds
+        self._files.update(stamps)
+        self._saved = self._stamped = learner.rounds
 
     def _head(self) -> dict[str, Any] | None:
         try:
@@ -213,15 +232,24 @@ def _record(learner: Participation, k: int) -> Iterator[bytes]:
 
 
 def _steps(
-    heads: Mapping[str, Any], words: FloatArray, rounds: int, widths: Mapping[str, int]
+    heads: Mapping[str, Any],
+    words: FloatArray,
+    rounds: range,
+    widths: Mapping[str, int],
+    base: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the states of the steps, with their rows as views of what the file held."""
+    """Return the states of the steps, with their rows as views of what the file held.
+
+    ``rounds``, counted from 0, are those in the file; ``base`` has the sums of those before.
+    """
     counts, small, places = words.view(np.int64), words.view(np.int8), words.view(np.int32)
     stores: dict[str, dict[str, Any]] = {name: {} for name in widths}
-    totals: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in widths}
-    sums = {name: [np.zeros(width)] for name, width in widths.items()}
+    totals: dict[str, list[tuple[int, int]]] = {
+        name: [(int(base[name]["totals"][0]), int(base[name]["totals"][1]))] for name in widths
+    }
+    sums = {name: [np.array(base[name]["sums"])] for name in widths}
     at = 0
-    for k in map(str, range(rounds)):
+    for k in map(str, rounds):
         for name, width in widths.items():
             rows = counts.item(at)
             columns = at + 1 + width
@@ -242,7 +270,8 @@ def _steps(
     return {
         name: {
             **head,
-            "store": {"rounds": stores.get(name, {}), "frame": head["frame"]},
+            "store": {"rounds": stores.get(name, {}), "frame": head["frame"], "gone": rounds.start},
+            "gone": rounds.start,
             "totals": totals.get(name, [(0, 0)]),
             "sums": sums.get(name) or head["sums"],
         }
