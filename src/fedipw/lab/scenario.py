@@ -25,7 +25,7 @@ from fedipw.lab.engine import (
     Simulation,
     Training,
 )
-from fedipw.lab.gaps import Gaps
+from fedipw.lab.gaps import Gaps, ReplyShares
 from fedipw.lab.invitations import RoundInvitations, SimulatedInvitations
 from fedipw.lab.mechanisms import (
     DailyParticipation,
@@ -365,6 +365,9 @@ class Stages:
         return Participation(members, steps, how, store=None if among else panel(how.estimator))
 
 
+_FITTED_ENROLLMENT = frozenset({Probabilities.FITTED, Probabilities.GAPS, Probabilities.RATES})
+
+
 @final
 class _Methods:
     """The weighers and compositions of a scenario's methods."""
@@ -465,7 +468,7 @@ class _Methods:
             if truth is None:
                 raise InputError("The oracle needs true enrollment probabilities.")
             prob = truth
-        elif kind in {Probabilities.FITTED, Probabilities.GAPS} and fitted:
+        elif fitted and kind in _FITTED_ENROLLMENT:
             prob = self._stages.enrollment_prob
         return EnrollmentState(
             unit_ids=population.unit_ids,
@@ -485,6 +488,8 @@ class _Methods:
             return TrueParticipation()
         if kind is Probabilities.GAPS:
             return Gaps(size, self._scenario.rules.fedau.cutoff)
+        if kind is Probabilities.RATES:
+            return ReplyShares(size)
         if kind is Probabilities.COLLAPSED:
             everyone = self._stages.participation(collapsed=True)
             return CollapsedParticipation(everyone, np.arange(size))

@@ -8,9 +8,10 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.lab.engine import Amplified, Composition, LocalWork, RoundWork, RuleSettings, work_done
+from fedipw.lab.engine.intermittent import F3AST, CAFed, FedAWE, Focus
 from fedipw.lab.engine.rules import RULE_SETTINGS, FedAU, FedProx, Mifa
 from fedipw.lab.mechanisms import DataAvailability
-from fedipw.lab.recipes import RULES, recipe_named
+from fedipw.lab.recipes import INTERMITTENT, RULES, recipe_named
 from fedipw.lab.scenario import Scenario, Target, TrainingSettings
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import error_parts
@@ -27,6 +28,10 @@ SMALL = Scenario(
     rules=RuleSettings(
         fedprox=FedProx(mu=0.7),
         fedau=FedAU(cutoff=6),
+        fedawe=FedAWE(size=0.7),
+        focus=Focus(size=1.3),
+        f3ast=F3AST(beta=0.2, capacity=4),
+        cafed=CAFed(smoothing=0.3, alone=30, bias=1.5),
         amplified=Amplified(every=7, factor=1.6),
     ),
 )
@@ -57,7 +62,9 @@ def test_each_rule_alone_equals_its_plain_loop(rule: str, world: World) -> None:
     np.testing.assert_allclose(last_model(SMALL, rule), PLAIN[rule](world, ""), atol=1e-10, rtol=0)
 
 
-ENROLLMENT = {"scaffold": "fedipw", "mifa": "fedipw", "fedau": "fedipw"}  # no participation read
+ENROLLMENT = dict.fromkeys(  # they read no participation probabilities
+    ("scaffold", "mifa", "fedau", "debiased", *INTERMITTENT), "fedipw"
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -89,7 +96,7 @@ def test_mifa_can_wait_until_all_were_seen(wait: int) -> None:
 
 
 WEIGHTINGS = ("", "fedipw", "fedipw-hajek", "calibrated-entropy", "greg", "efficient", "oracle")
-REFUSED = {"fedau+oracle"}
+REFUSED = {"fedau+oracle", "debiased+oracle"}
 BATCHED = replace(
     SMALL,
     rounds=9,
@@ -200,7 +207,10 @@ def test_work_with_a_pull_is_the_sum_of_its_powers() -> None:
 
 # What they mend and what they do not (the testbed at full size, 300 rounds, 3 seeds).
 
-LIMITS = ("participation-only", "fedipw", "scaffold", "scaffold+fedipw", "mifa", "mifa+fedipw")
+LIMITS = (
+    "participation-only", "fedipw", "scaffold", "scaffold+fedipw", "mifa", "mifa+fedipw", "focus",
+    "focus+fedipw",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +230,7 @@ def excess() -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in found.items()}
 
 
-@pytest.mark.parametrize("rule", ["scaffold", "mifa"])
+@pytest.mark.parametrize("rule", ["scaffold", "mifa", "focus"])
 def test_memory_alone_stays_at_the_level_of_participation_only(
     rule: str, excess: dict[str, np.ndarray]
 ) -> None:
@@ -229,7 +239,7 @@ def test_memory_alone_stays_at_the_level_of_participation_only(
     assert (excess[rule] > 5 * excess["limit of fedipw"]).all()
 
 
-@pytest.mark.parametrize("rule", ["scaffold", "mifa"])
+@pytest.mark.parametrize("rule", ["scaffold", "mifa", "focus"])
 def test_memory_under_enrollment_weights_reaches_fedipws_limit(
     rule: str, excess: dict[str, np.ndarray]
 ) -> None:
@@ -283,6 +293,14 @@ def test_unequal_local_work_breaks_fedipw_and_fednova_or_scaffold_mends_it() -> 
         ("fedau+fedavg", "reads no estimated participation probabilities"),
         ("fedau+scaffold", "reads no participation probabilities"),
         ("fednova+scaffold", "nothing to even out"),
+        ("fednova+focus", "keeps gradients, not updates, so fednova has nothing to even out"),
+        ("fedawe+mifa", "both decide what is remembered of each client"),
+        ("fedadam+fedawe", "averages the clients' models .* so fedadam has no update to step by"),
+        ("fedawe+augmented", "both decide what is remembered of updates"),
+        ("cafed+collapsed", "one model for both stages, so no enrollment weights"),
+        ("debiased+f3ast", "f3ast reads no participation probabilities, so debiased has nothing"),
+        ("debiased+oracle", "so debiased has nothing to replace"),
+        ("fedau+debiased", "both decide where participation probabilities come from"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(name: str, reason: str) -> None:
@@ -292,7 +310,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(name: str, reason:
 
 def test_a_secure_sum_refuses_methods_that_read_single_updates() -> None:
     secure = TrainingSettings(secure_sum=True)
-    for name in ("mifa", "scaffold+fedipw", "efficient", "fedvarp"):
+    for name in ("mifa", "scaffold+fedipw", "efficient", "fedvarp", "fedawe", "cafed"):
         with pytest.raises(InputError, match=r"secure sum shows the server none of them"):
             Scenario(methods=(name,), training=secure)
     Scenario(methods=("fednova+fedipw", "fedadam+fedipw", "fedprox", "fedau"), training=secure)
@@ -327,6 +345,14 @@ def test_trimming_refuses_methods_without_weights_of_replies() -> None:
         (lambda: FedAU(cutoff=0), "cutoff must be at least 1"),
         (lambda: Mifa(wait=0), "wait must be at least 1"),
         (lambda: Amplified(every=0), "every must be at least 1"),
+        (lambda: FedAWE(size=0.0), "size"),
+        (lambda: Focus(size=float("nan")), "size"),
+        (lambda: F3AST(beta=0.0), r"beta must lie in \(0, 1\]"),
+        (lambda: F3AST(capacity=0), "capacity must be at least 1 client"),
+        (lambda: CAFed(smoothing=1.0), r"smoothing must lie in \[0, 1\)"),
+        (lambda: CAFed(tolerance=-1.0), "tolerance must be 0 or more"),
+        (lambda: CAFed(bias=float("inf")), "bias must be 0 or more"),
+        (lambda: CAFed(alone=0), "alone must be at least 1 local step"),
         (lambda: Amplified(factor=float("inf")), "factor"),
         (
             lambda: replace(
