@@ -21,7 +21,7 @@ from fedipw.selection.classifiers import Newton
 from fedipw.selection.coded import TableSettings
 from fedipw.selection.enrollment import enrollment_stage
 from fedipw.selection.participation import ParticipationSettings, Window
-from fedipw.selection.steps import Formulas
+from fedipw.selection.steps import Clock, Formulas
 from fedipw.tables import Ledger, Population, Targets
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.replay import Plan
@@ -70,7 +70,7 @@ def audit_of(
             method=method_named("fedipw"),
             formulas=Formulas(reply="place + kids + rare + z + carrier"),
             settings=ParticipationSettings(
-                window=Window(fit), day_length=2.0, estimator=Newton(1.0)
+                window=Window(fit), clock=Clock(day_length=2.0), estimator=Newton(1.0)
             ),
         )
         formula = "place + kids + rare + z"

@@ -25,6 +25,7 @@ NOT_IN = {
         "method": "it is called scheme there",
         "fit": "participation is fitted on all rounds",
         "window": "participation is fitted on all rounds",
+        "decay": "participation is fitted on all rounds",
         "refit_every": "participation is fitted on all rounds",
         "trim": "cut weights have no standard error",
         "models": "a saved model has no rows, which the standard error needs",

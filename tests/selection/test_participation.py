@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,11 @@ from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fedipw.errors import InputError
-from fedipw.numerics import BoolArray
+from fedipw.numerics import BoolArray, FloatArray
 from fedipw.selection.classifiers import Classifier
 from fedipw.selection.participation import ParticipationSettings, Source, Window
 from fedipw.selection.propensity import NewtonLogistic
-from fedipw.selection.steps import Formulas, ReplyHistory
+from fedipw.selection.steps import Clock, Formulas, ReplyHistory
 from worlds import Log
 
 from .learner import STORES, Stores, all_rounds, fitted_prob, learner_of, played, random_log
@@ -80,6 +82,106 @@ def test_a_rolling_fit_is_logistic_regression_on_the_last_rounds(last: int, stor
         rounds = slice(max(0, at - last), at)
         assert found.source is Source.MODEL
         np.testing.assert_allclose(found.prob, fitted_prob(log, rounds, at), rtol=1e-9)
+
+
+def discounted_prob(log: Log, decay: float, at: int, reach: int | None = None) -> FloatArray:
+    """Return what logistic regression with row weights says of round ``at``, by plain Newton."""
+    first = 0 if reach is None else max(0, at - reach)
+    parts = [log.stacked(slice(r, r + 1)) for r in range(first, at)]
+    X, y = np.vstack([x for x, _ in parts]), np.concatenate([y for _, y in parts]).astype(float)
+    weights = np.concatenate(
+        [np.full(len(y), decay ** (at - 1 - r)) for r, (_, y) in enumerate(parts, first)]
+    )
+    rows, beta = np.column_stack([X, np.ones(len(X))]), np.zeros(X.shape[1] + 1)
+    for _ in range(40):
+        p = 1.0 / (1.0 + np.exp(-rows @ beta))
+        curvature = (rows * (weights * p * (1.0 - p))[:, None]).T @ rows
+        beta -= np.linalg.solve(curvature, rows.T @ (weights * (p - y)))
+    odds = log.stacked(slice(at, at + 1))[0] @ beta[:-1] + beta[-1]
+    return np.asarray(1.0 / (1.0 + np.exp(-odds)))
+
+
+@stores
+@pytest.mark.parametrize(("decay", "every"), [(0.9, 1), (0.5, 1), (0.9, 3), (0.02, 1)])
+def test_a_decayed_fit_is_logistic_regression_with_weights(
+    decay: float, every: int, store: Stores
+) -> None:
+    """With 0.02 only six rounds are read: the seventh would weigh 6.4e-11."""
+    log = random_log(rounds=9)
+    how = ParticipationSettings(decay=decay, refit_every=every, per_coefficient=5.0)
+    assert how.reach is not None
+    assert decay**how.reach < 1e-10 <= decay ** (how.reach - 1)
+    for at, found in enumerate(all_rounds(log, how, store=store)[1:], start=1):
+        until = at if at <= every else at - at % every
+        expected = discounted_prob(log, decay, until)
+        if until == at:
+            assert found.source is Source.MODEL
+            np.testing.assert_allclose(found.prob, expected, rtol=1e-8)
+
+
+@stores
+def test_a_decay_and_a_rolling_window_go_together(store: Stores) -> None:
+    log, how = random_log(rounds=7), ParticipationSettings(decay=0.8, last=3, refit_every=1)
+    for at, found in enumerate(all_rounds(log, how, store=store)[1:], start=1):
+        np.testing.assert_allclose(found.prob, discounted_prob(log, 0.8, at, 3), rtol=1e-8)
+
+
+@stores
+@pytest.mark.parametrize("last", [None, 2])
+def test_a_decay_of_one_is_none(last: int | None, store: Stores) -> None:
+    log, plain = random_log(rounds=5), ParticipationSettings(last=last, refit_every=1)
+    both = [all_rounds(log, how, store=store) for how in (plain, replace(plain, decay=1.0))]
+    for one, other in zip(*both, strict=True):
+        assert one.prob.tobytes() == other.prob.tobytes()
+
+
+def test_counts_and_rates_are_discounted_too() -> None:
+    """Four rounds of 120: the newest of weight 1, and the rate of a round without a model."""
+    log = random_log(rounds=5)
+    how = ParticipationSettings(decay=0.5, refit_every=1, per_coefficient=1000.0)
+    found = all_rounds(log, how)[4]
+    weights = np.array([0.125, 0.25, 0.5, 1.0])
+    rate = float(weights @ log.replied[:4].sum(axis=1)) / (120 * weights.sum())
+    assert found.source is Source.PAST_RATE
+    np.testing.assert_allclose(found.prob, rate, rtol=1e-14)
+    fewest = min(rate, 1 - rate) * 120 * weights.sum() / 3  # of three coefficients
+    for per, source in ((fewest * 0.999, Source.MODEL), (fewest * 1.001, Source.PAST_RATE)):
+        asked = learner_of(log, replace(how, per_coefficient=per))
+        for r in range(4):
+            asked.open(log.round(r))
+            asked.close(log.replied[r])
+        assert played(asked, log, [4])[0].source is source
+
+
+@stores
+def test_a_saved_model_of_a_decayed_fit_has_its_weighted_information(store: Stores) -> None:
+    log = random_log(rounds=6)
+    model = learner_of(log, ParticipationSettings(decay=0.7, refit_every=1), store=store)
+    played(model, log, range(6))
+    fit = model.fitted()["participation"].logistic()
+    X, y = log.stacked(slice(0, 5))
+    weights = np.repeat(0.7 ** np.arange(4.0, -1.0, -1.0), 120)
+    by_hand = NewtonLogistic().fit(X, y, sample_weight=weights)
+    np.testing.assert_allclose(fit.standard_errors, by_hand.standard_errors_, rtol=1e-8)
+    np.testing.assert_allclose(fit.total_weight, weights.sum(), rtol=1e-12)
+
+
+@stores
+@pytest.mark.parametrize("formula", [". + hour_sin:x1 + hour_cos", ". + elapsed + elapsed:z1"])
+def test_the_clock_enters_a_formula(formula: str, store: Stores) -> None:
+    log = random_log(rounds=9)
+    how = ParticipationSettings(clock=Clock(day_length=5.0), refit_every=1)
+    found = all_rounds(log, how, Formulas(reply=formula), store)[8]
+    blocks = []
+    for r, x in enumerate(log.covariates, 1):
+        own, turn = np.column_stack([log.static, x]), 2 * np.pi * r / 5
+        time = [np.sin(turn) * x[:, 0], np.full(120, np.cos(turn))]
+        if "elapsed" in formula:
+            time = [np.full(120, r / 5), r / 5 * log.static[:, 0]]
+        blocks.append(np.column_stack([own, *time]))
+    fit = NewtonLogistic().fit(np.concatenate(blocks[:8]), log.replied[:8].ravel())
+    assert found.source is Source.MODEL
+    np.testing.assert_allclose(found.prob, fit.predict_proba(blocks[8])[:, 1], rtol=1e-8)
 
 
 @stores
@@ -281,11 +383,12 @@ def test_any_classifier_serves(store: Stores) -> None:
 @stores
 def test_history_columns_enter_the_fit(store: Stores) -> None:
     log, formulas = random_log(rounds=8), Formulas(history=True)
-    chosen = ParticipationSettings(day_length=6.0, refit_every=1)
+    chosen = ParticipationSettings(clock=Clock(day_length=6.0), refit_every=1)
     found = all_rounds(log, chosen, formulas, store)[7]
     history, blocks = ReplyHistory.of(120), []
-    for x, replied in zip(log.covariates, log.replied, strict=True):
-        blocks.append(np.column_stack([log.static, x, history.matrix(day_length=6.0)]))
+    for r, (x, replied) in enumerate(zip(log.covariates, log.replied, strict=True), 1):
+        turn = np.tile([np.sin(np.pi * r / 3), np.cos(np.pi * r / 3)], (120, 1))
+        blocks.append(np.column_stack([log.static, x, history.matrix(), turn]))
         history = history.after(replied)
     fit = NewtonLogistic().fit(np.concatenate(blocks[:7]), log.replied[:7].ravel())
     assert found.source is Source.MODEL
@@ -342,3 +445,11 @@ def test_settings_that_cannot_be_are_refused() -> None:
     for bad in ({"last": 0}, {"last": 3, "window": SAME}, {"last": 3, "window": Window.POOLED}):
         with pytest.raises(InputError, match="rolling window is 1 or more of the past rounds"):
             ParticipationSettings(**bad)
+    for decay in (0.0, -0.5, 1.01, float("nan")):
+        with pytest.raises(InputError, match=rf"decay must lie in \(0, 1\], not {decay}"):
+            ParticipationSettings(decay=decay)
+    for window in (SAME, Window.POOLED):
+        with pytest.raises(InputError, match=f"the {window.value} fit counts all of its rounds"):
+            ParticipationSettings(decay=0.9, window=window)
+    with pytest.raises(InputError, match="a classifier or folds take rows as they are"):
+        ParticipationSettings(decay=0.9, estimator=Classifier(folds=3))

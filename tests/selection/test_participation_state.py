@@ -39,6 +39,7 @@ SETTINGS = {
     "default": ParticipationSettings(),
     "every round": EACH,
     "rolling": replace(EACH, last=2),
+    "decay": replace(EACH, decay=0.8),
     "same round": ParticipationSettings(window=Window.SAME_ROUND),
     "history": EACH,
     "folds": replace(EACH, estimator=Classifier(folds=3, seed=SEED)),

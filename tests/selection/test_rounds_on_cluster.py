@@ -36,6 +36,7 @@ WINDOWS = {
     "past": ParticipationSettings(refit_every=1),
     "every third": ParticipationSettings(refit_every=3),
     "rolling": ParticipationSettings(refit_every=1, last=2),
+    "decay": ParticipationSettings(refit_every=1, decay=0.8),
     "same round": ParticipationSettings(window=Window.SAME_ROUND, per_coefficient=3.0),
 }
 

@@ -32,7 +32,13 @@ from fedipw.selection.participation import (
 )
 from fedipw.selection.propensity import NewtonLogistic
 from fedipw.selection.rowstore import BlockStore, PanelStore
-from fedipw.selection.steps import COLUMNS, Formulas, ReplyHistory, participation_steps
+from fedipw.selection.steps import (
+    CLOCK_COLUMNS,
+    REPLY_COLUMNS,
+    Formulas,
+    ReplyHistory,
+    participation_steps,
+)
 from fedipw.tables.design import Design, DesignRows, Missing
 from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.population import Members, Population
@@ -73,7 +79,7 @@ def world(seed: int) -> World:
 def design_by_hand(drawn: World, *, history: bool) -> FloatArray:
     """Return the columns of every round, (R, n, q): dummies without the first level."""
     frame, past, rounds = drawn.members.frame, ReplyHistory.of(CLIENTS), []
-    for table, replied in zip(drawn.tables, drawn.replied, strict=True):
+    for r, (table, replied) in enumerate(zip(drawn.tables, drawn.replied, strict=True), 1):
         columns = [
             frame["age"].to_numpy(),
             *(frame["os"].eq(level).to_numpy() for level in ("ios", "web")),
@@ -81,7 +87,12 @@ def design_by_hand(drawn: World, *, history: bool) -> FloatArray:
             table["battery"].to_numpy(),
         ]
         if history:
-            columns += list(past.matrix().T)
+            turn = 2 * np.pi * r / 24
+            columns += [
+                *past.matrix().T,
+                np.full(CLIENTS, np.sin(turn)),
+                np.full(CLIENTS, np.cos(turn)),
+            ]
         rounds.append(np.column_stack(columns))
         past = past.after(replied)
     return np.array(rounds)
@@ -91,6 +102,8 @@ WINDOWS = {
     "past": ParticipationSettings(refit_every=1),
     "past, every third": ParticipationSettings(refit_every=3),
     "rolling": ParticipationSettings(refit_every=1, last=3),
+    "decay": ParticipationSettings(refit_every=1, decay=0.8),
+    "decay, rolling": ParticipationSettings(refit_every=1, decay=0.8, last=3),
     "same-round": ParticipationSettings(window=Window.SAME_ROUND, per_coefficient=3.0),
 }
 
@@ -132,7 +145,7 @@ def test_a_panel_and_blocks_give_the_same_probabilities(
     assert isinstance(models[1].steps[0].store, BlockStore)
     names = models[0].steps[0].step.design.names
     assert names[:5] == ("age", "os[ios]", "os[web]", "net[wifi]", "battery")
-    assert names[5:] == (COLUMNS if history else ())
+    assert names[5:] == ((*REPLY_COLUMNS, *CLOCK_COLUMNS) if history else ())
     for here, there in zip(*(played(drawn, model) for model in models), strict=True):
         np.testing.assert_allclose(here.prob, there.prob, rtol=1e-10)
         assert here.source is there.source
@@ -156,7 +169,9 @@ def test_they_are_those_of_a_plain_fit_on_stacked_rows(
         if chosen.window is Window.SAME_ROUND:
             first, last = r, r + 1
         labels = drawn.replied[first:last].ravel()
-        plain = NewtonLogistic().fit(X[first:last].reshape(len(labels), -1), labels)
+        weights = np.repeat(chosen.decay ** np.arange(last - first - 1.0, -1.0, -1.0), CLIENTS)
+        rows_by_hand = X[first:last].reshape(len(labels), -1)
+        plain = NewtonLogistic().fit(rows_by_hand, labels, sample_weight=weights)
         np.testing.assert_allclose(rows.prob, plain.predict_proba(X[r])[:, 1], rtol=1e-8)
         fitted += 1
     assert fitted >= ROUNDS - 3  # the first rounds have too few rows

@@ -276,7 +276,7 @@ def _observer(
     facts = LedgerFacts(
         stage.members,
         past=plan.settings.window is Window.PAST and plan.models is None,
-        clock=clock_of(ledger, plan.settings.day_length),
+        clock=clock_of(ledger, plan.settings.clock.day_length),
     )
     first = () if stage.coded is None else stage.coded.design.columns
     facts.count(ledger, min_cell, first, partial(covariate_cells, stage))

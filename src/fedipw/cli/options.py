@@ -171,6 +171,10 @@ class ModelOptions:
         bool, Option("--history", help="Add what past rounds say of each client.")
     ] = False
     day_length: Annotated[float, Option(help="Rounds in a day, for the clock.")] = 24.0
+    day_hours: Annotated[
+        float | None,
+        Option(help="Hours in a day, for a clock by the ledger's opened_at instead of rounds."),
+    ] = None
     classifier: Annotated[
         str | None,
         Option(
@@ -218,6 +222,10 @@ class WeightOptions(ModelOptions):
         Option("--participation-fit", help="Rounds that a round's participation is fitted on."),
     ] = FitName.PAST
     window: Annotated[int | None, Option(help="Of past rounds, only the last this many.")] = None
+    decay: Annotated[
+        float,
+        Option(help="Weight of a past round relative to the one after it; 1 counts all alike."),
+    ] = 1.0
     refit_every: Annotated[int, Option(help="Rounds between fits on past rounds.")] = 10
     trim: Annotated[
         float | None, Option(help="Cut weights at this multiple of a round's mean.")

@@ -17,7 +17,7 @@ from fedipw.flower.register import Register
 from fedipw.flower.screen import Screen
 from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
-from fedipw.selection.steps import AVAILABILITY_COLUMNS, COLUMNS
+from fedipw.selection.steps import NAMES
 from fedipw.tables.columns import ID, OWN_COLUMNS
 from fedipw.tables.design import Missing
 from fedipw.tables.formula import OTHER, formula_clauses, formula_names
@@ -101,6 +101,7 @@ class RunConfig:
         }  # fmt: skip
         if any(value is not None for value in fits.values()):
             shared |= fits
+        shared |= _changed(settings, ("window", "decay", "day_length", "day_hours"))
         if settings.missing != Missing.DROP.value:
             shared["missing"] = settings.missing
         if declared:
@@ -210,6 +211,13 @@ class RunConfig:
         )
 
 
+def _changed(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
+    """Return those of some settings that are not the default; runs without them may go on."""
+    usual = Settings()
+    made = {name: getattr(settings, name) for name in names}
+    return {name: value for name, value in made.items() if value != getattr(usual, name)}
+
+
 def _by_samples(plan: Plan, examples: str) -> Plan:
     """Return the plan for the mean over samples, or raise if the method has none."""
     method = plan.method
@@ -276,9 +284,8 @@ def _with_levels(plan: Plan, columns: Sequence[str], declared: Mapping[str, Cova
 
 def _coded(formula: str, columns: Sequence[str], table: Sequence[str]) -> frozenset[str]:
     """Return the columns asked for that a formula takes as categories, whatever they hold."""
-    past = (*COLUMNS, *AVAILABILITY_COLUMNS)
     try:
-        clauses = formula_clauses(formula, (*columns, *table), more=past)
+        clauses = formula_clauses(formula, (*columns, *table), more=NAMES)
     except InputError:
         return frozenset()  # what is wrong with it is said where it is bound
     parts = (part for clause in clauses for product in clause.products for part in product)
@@ -289,7 +296,7 @@ def _asked(
     formula: str, covariates: Sequence[str] | Mapping[str, Any] | None, table: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the columns to ask clients for: those named that neither table nor history has."""
-    known = {*table, *COLUMNS, *AVAILABILITY_COLUMNS}
+    known = {*table, *NAMES}
     named = tuple(name for name in formula_names(formula) if name not in known)
     if isinstance(covariates, Mapping):  # declares some of them, and may name more
         covariates = (*named, *covariates)

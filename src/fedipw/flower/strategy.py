@@ -114,8 +114,12 @@ class FedIPW(Strategy):
         the running statistics of normalisation layers.
     noise
         Gaussian noise on the weighted sum; needs ``Screen(clip=...)`` and a model without buffers.
-    refit_every
-        Rounds between fits of participation.
+    refit_every, window, decay
+        Rounds between fits of participation; of past rounds only the last ``window`` are fitted on,
+        or older ones count less, by ``decay`` a round, such as 0.95.
+    day_length, day_hours
+        Rounds of a cycle of the clock columns ``hour_sin`` and ``hour_cos``; or its hours, for a
+        clock by ``opened_at``.
     classifier, folds, score_calibration
         A classifier of both stages by name (``boosting``), or a scikit-learn one; folds of clients
         for cross-fitting, five by default; ``platt`` or ``isotonic``.
@@ -209,6 +213,10 @@ class FedIPW(Strategy):
         buffers: Sequence[str] = (),
         noise: GaussianNoise | None = None,
         refit_every: int = 10,
+        window: int | None = None,
+        decay: float = 1.0,
+        day_length: float = 24.0,
+        day_hours: float | None = None,
         classifier: Any = None,
         folds: int | None = None,
         score_calibration: str | None = None,
@@ -239,6 +247,7 @@ class FedIPW(Strategy):
             settings=Settings(
                 method=scheme, enrollment=enrollment, participation=participation,
                 availability=availability, history=history, refit_every=refit_every,
+                window=window, decay=decay, day_length=day_length, day_hours=day_hours,
                 classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
                 trim=trim, missing=missing, soft=soft,
             ),

@@ -18,12 +18,16 @@ from fedipw.lab.engine import RuleSettings
 from fedipw.lab.engine.rules import RULE_SETTINGS
 from fedipw.lab.invitations import SimulatedInvitations
 from fedipw.lab.mechanisms import (
+    ChangePointParticipation,
     DailyParticipation,
     DataAvailability,
     LogisticEnrollment,
     MarkovAvailability,
     ParticipationMechanism,
+    ScaledSineAvailability,
+    SineParticipation,
     TraceAvailability,
+    TrendParticipation,
 )
 from fedipw.lab.real import RealPopulation, WaveParticipation
 from fedipw.lab.scenario import (
@@ -43,6 +47,10 @@ PARTICIPATION: Mapping[str, type] = {
     "daily": DailyParticipation,
     "markov": MarkovAvailability,
     "data": DataAvailability,
+    "sine": SineParticipation,
+    "trend": TrendParticipation,
+    "change-point": ChangePointParticipation,
+    "scaled-sine": ScaledSineAvailability,
     "trace": TraceAvailability,
     "waves": WaveParticipation,
 }

@@ -51,8 +51,7 @@ from fedipw.selection.enrollment import (
     rich_design,
 )
 from fedipw.selection.participation import Participation, ParticipationSettings, Window, panel
-from fedipw.selection.steps import COLUMNS as HISTORY_COLUMNS
-from fedipw.selection.steps import Formulas, participation_steps
+from fedipw.selection.steps import REPLY_COLUMNS, Clock, Formulas, participation_steps
 from fedipw.tables.columns import ENROLLED, INVITE_PROB, INVITED
 from fedipw.tables.design import bound_design
 from fedipw.tables.ledger import Round
@@ -125,11 +124,18 @@ class PropensitySettings:
     ``enrollment`` and ``participation`` are formulas, of all covariates by default;
     ``enrollment_columns`` names columns instead of a formula. ``classifier`` is any that
     ``fedipw weights --classifier`` takes; it is cross-fitted where ``folds`` are given.
+    Of past rounds only the ``last`` are fitted on, or older ones count less by ``decay``;
+    ``day_length`` rounds are a day, for the clock. With ``known_participation`` true probabilities
+    take the place of the participation model, while enrollment is still fitted.
     ``balance`` is a formula of the terms that calibrated and GREG methods balance, such as
     ``z1 + z2 + z2**2``; the enrollment model's by default.
     """
 
     window: Window = Window.PAST
+    last: int | None = None
+    decay: float = 1.0
+    day_length: float = 24.0
+    known_participation: bool = False
     classifier: str = "logistic"
     folds: int | None = None
     calibration: str | None = None
@@ -141,7 +147,7 @@ class PropensitySettings:
     balance: str | None = None
 
     def __post_init__(self) -> None:
-        self.estimator(0)
+        self.fitting(self.estimator(0))
         if self.window is Window.POOLED:
             raise InputError(
                 "The pooled fit reads rounds to come, and a simulation weighs them one by one: use "
@@ -156,11 +162,23 @@ class PropensitySettings:
             self.classifier, folds=self.folds or 0, calibration=self.calibration, seed=seed
         )
 
+    def fitting(self, estimator: Estimator) -> ParticipationSettings:
+        """Return how participation is fitted, anew in each round."""
+        return ParticipationSettings(
+            window=self.window,
+            last=self.last,
+            decay=self.decay,
+            clock=Clock(day_length=self.day_length),
+            refit_every=1,
+            per_coefficient=self.per_coefficient,
+            estimator=estimator,
+        )
+
     @property
     def reads_history(self) -> bool:
         """Whether participation depends on former replies."""
         named = set(re.findall(r"\w+", self.participation))
-        return self.history or not named.isdisjoint(HISTORY_COLUMNS)
+        return self.history or not named.isdisjoint(REPLY_COLUMNS)
 
     def enrollment_formula(self, population: Population) -> str:
         """Return what enrollment depends on."""
@@ -355,12 +373,7 @@ class Stages:
         first = Round(index=1, rows=rows, table=known)
         formulas = Formulas(reply=settings.participation, history=settings.history)
         stage = b"collapsed" if collapsed else b"participation"
-        how = ParticipationSettings(
-            window=settings.window,
-            refit_every=1,
-            per_coefficient=settings.per_coefficient,
-            estimator=settings.estimator([self._seed, *stage]),
-        )
+        how = settings.fitting(settings.estimator([self._seed, *stage]))
         steps = participation_steps(first, members, formulas)
         return Participation(members, steps, how, store=None if among else panel(how.estimator))
 
@@ -493,4 +506,6 @@ class _Methods:
         if kind is Probabilities.COLLAPSED:
             everyone = self._stages.participation(collapsed=True)
             return CollapsedParticipation(everyone, np.arange(size))
+        if self._scenario.propensity.known_participation:
+            return TrueParticipation()
         return self._stages.participation()

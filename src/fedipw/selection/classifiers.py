@@ -439,6 +439,10 @@ class Estimator(Protocol):
     """How probabilities are made of coded rows."""
 
     @property
+    def weights_rows(self) -> bool:
+        """Whether rows may count less than once."""
+
+    @property
     def standardises(self) -> bool:
         """Whether columns are stored with about mean 0 and deviation 1."""
 
@@ -454,7 +458,7 @@ class Newton:
     """Maximum-likelihood logistic regression, with a ridge penalty if asked (P4)."""
 
     l2: float = 0.0
-    standardises = True
+    standardises = weights_rows = True
 
     def fitted(
         self, rows: StoredRows, names: Sequence[str], start: FloatArray | None = None
@@ -493,7 +497,7 @@ class Classifier:
     folds: int | None = None
     calibration: ScoreCalibration | None = None
     seed: int | Sequence[int] = 0
-    standardises = False
+    standardises = weights_rows = False
 
     def __post_init__(self) -> None:
         if self.calibration is not None and self.folds is None:

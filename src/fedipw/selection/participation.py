@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from math import ceil, log
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -29,12 +30,13 @@ from fedipw.selection.classifiers import (
     rate_note,
 )
 from fedipw.selection.logistic import LogisticFit, likelihood_sums
-from fedipw.selection.rowstore import BlockStore, PanelStore, RowStore
+from fedipw.selection.rowstore import UNWEIGHTED, BlockStore, PanelStore, RowStore
 from fedipw.selection.saved import StageModel
 from fedipw.selection.steps import (
     AVAILABILITY_COLUMNS,
-    CLOCK_COLUMNS,
     REPLY_COLUMNS,
+    TIME_COLUMNS,
+    Clock,
     ReplyHistory,
 )
 from fedipw.tables.columns import ASKED, AVAILABLE, INVITE_PROB, INVITED, REPLIED
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedipw.numerics import BoolArray, FloatArray, IntArray
+    from fedipw.selection.rowstore import StoredRows
     from fedipw.selection.steps import Step
     from fedipw.tables.design import Design
     from fedipw.tables.ledger import Round
@@ -52,6 +55,10 @@ if TYPE_CHECKING:
 
 # what values of clients can raise in coding and fitting; an error of this program is none of them
 FAILURES = (InputError, ArithmeticError, np.linalg.LinAlgError, ValueError)
+
+
+# share of all weight that rounds left out by a decay have at most, where rounds list as many rows
+FORGOTTEN = 1e-10
 
 
 class Window(Enum):
@@ -91,36 +98,73 @@ _RATES = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipationSettings:
-    """How participation is fitted.
+    r"""How participation is fitted.
 
-    ``last`` makes a rolling window of past rounds. With ``refit_every`` 10 the first ten rounds are
-    refitted one by one, while there is little to learn from, and every tenth after that. A constant
-    rate is used, and recorded, until both kinds of rows exceed ``per_coefficient`` times the
-    coefficients. ``estimator`` is maximum likelihood by default, or any classifier. A maximum that
-    does not exist, or is not reached, is replaced by that of a penalised likelihood if ``soft``,
-    else by the rate, with a note.
+    ``last`` makes a rolling window of past rounds; ``decay`` g lets the rows of the past count less
+    the older they are:
+
+    .. math:: \min_\beta \sum_{s < r} g^{\,r - 1 - s} \sum_i \ell_{is}(\beta), \qquad (P10)
+
+    with :math:`\ell_{is}` the negative log-likelihood of a row (P1). Rounds whose weight is below
+    1e-10 are left out, so that what is kept does not grow for ever.
+
+    With ``refit_every`` 10 the first ten rounds are refitted one by one, while there is little to
+    learn from, and every tenth after that. A constant rate is used, and recorded, until both kinds
+    of rows, by their weight, exceed ``per_coefficient`` times the coefficients. ``estimator`` is
+    maximum likelihood by default, or any classifier. A maximum that does not exist, or is not
+    reached, is replaced by that of a penalised likelihood if ``soft``, else by the rate, with a
+    note.
     """
 
     window: Window = Window.PAST
     last: int | None = None  # of past rounds, only this many
+    decay: float = 1.0  # weight of a round, relative to the one after it
     refit_every: int = 10  # rounds between fits on past rounds
     per_coefficient: float = 10.0
     estimator: Estimator = field(default_factory=Newton)
     soft: bool = False  # whether a fit that separates gets a penalty
-    day_length: float = 24.0  # rounds in a day, for the clock columns
+    clock: Clock = field(default_factory=Clock)  # of the columns that tell the time
     client: Any = None  # a distributed.Client whose workers form the sums over rounds
 
     def __post_init__(self) -> None:
         if self.refit_every < 1:
             raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
-        if not 1e-6 <= self.day_length <= 1e15:
-            raise InputError(f"A day has 1e-06 to 1e+15 rounds, not {self.day_length!r}.")
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
+        if not 0.0 < self.decay <= 1.0:
+            raise InputError(f"decay must lie in (0, 1], not {self.decay!r}: 1 forgets nothing.")
+        if self.decay < 1.0 and self.window is not Window.PAST:
+            raise InputError(
+                f"decay discounts past rounds by their age, and the {self.window.value} fit counts "
+                "all of its rounds alike: use the fit past, or leave decay out."
+            )
+        if self.decay < 1.0 and not self.estimator.weights_rows:
+            raise InputError(
+                "decay weights the rows of a likelihood, and a classifier or folds take rows as "
+                "they are: use logistic regression without folds, or a rolling window."
+            )
+
+    @property
+    def reach(self) -> int | None:
+        """Number of past rounds that a fit reads at most; none if all."""
+        if self.decay == 1.0:
+            return self.last
+        most = max(1, ceil(log(FORGOTTEN) / log(self.decay)))
+        return most if self.last is None else min(most, self.last)
 
     def first(self, past: int) -> int:
         """Return the first of the rounds to fit on, counted from 0, after this many."""
-        return 0 if self.last is None else max(0, past - self.last)
+        return 0 if self.reach is None else max(0, past - self.reach)
+
+    def weights(self, first: int, last: int) -> FloatArray:
+        """Return the weights of rounds first up to last, (last - first,); (0,) if all count once.
+
+        >>> ParticipationSettings(decay=0.5).weights(0, 3)
+        array([0.25, 0.5 , 1.  ])
+        """
+        if self.decay == 1.0:
+            return UNWEIGHTED
+        return self.decay ** np.arange(last - first - 1.0, -1.0, -1.0)
 
     def due(self, past: int, fitted_on: int) -> bool:
         """Return whether a round with this many before it asks for a new fit."""
@@ -240,7 +284,7 @@ class Participation:
         coders = [Coder(step, members) for step in steps]
         self.steps = tuple(StepLearner(coder, self.settings, self._make(coder)) for coder in coders)
         wanted = {name for step in steps for name in step.design.columns}
-        self._history = _History(members.size, frozenset(wanted), self.settings.day_length)
+        self._history = _History(members.size, frozenset(wanted), self.settings.clock)
         self.rounds = 0  # closed
         self._open: Round | None = None
         self._table = pl.DataFrame()  # of the open round, with history
@@ -317,13 +361,13 @@ class Participation:
         """Return (P5) of any clients under the fits of the open round, as if all were asked, (m,).
 
         Where invitations are a step of their own, the round has each client's probability. Reply
-        history must not be needed, since only members have one.
+        history must not be needed, since only members have one; the clock is everybody's.
         """
-        if self._history.wanted:
+        if self._history.of_clients:
             raise InputError("Clients outside the log have no reply history to predict from.")
-        prob = np.ones(len(round_.rows))
+        prob, table = np.ones(len(round_.rows)), self._history.added(round_)
         for learner in self.steps:
-            columns, kept = learner.coder.code(round_.table, round_.rows, f"round {round_.index}")
+            columns, kept = learner.coder.code(table, round_.rows, f"round {round_.index}")
             if kept is not None and not kept.all():
                 raise InputError(f"Round {round_.index}: a value is missing.")
             if learner.step.name not in self._used:
@@ -724,16 +768,30 @@ class StepLearner:
         (n0, s0), (n1, s1) = self._totals[first], self._totals[last]
         return n1 - n0, s1 - s0, self._sums[last] - self._sums[first]
 
+    def counts(self, first: int, last: int) -> tuple[float, float]:
+        """Return the weight of the rows of rounds first up to last, and of those that passed."""
+        weights = self.settings.weights(first, last)
+        if not len(weights):
+            rows, passed, _ = self.totals(first, last)
+            return rows, passed
+        both = weights @ np.diff(np.array(self._totals[first : last + 1]), axis=0)
+        return float(both[0]), float(both[1])
+
     def rate(self, first: int, last: int) -> float | None:
         """Return the share that passed in rounds first up to last, none without such rows."""
-        rows, passed, _ = self.totals(first, last)
+        rows, passed = self.counts(first, last)
         return passed / rows if passed > 0 else None
 
     def enough(self, first: int, last: int) -> bool:
         """Return whether both kinds of rows are many enough for a model."""
-        rows, passed, sums = self.totals(first, last)
-        needed = self.settings.per_coefficient * self.step.coefficients(sums, rows)
+        all_rows, _, sums = self.totals(first, last)
+        rows, passed = self.counts(first, last)
+        needed = self.settings.per_coefficient * self.step.coefficients(sums, all_rows)
         return min(passed, rows - passed) > needed
+
+    def stored(self, first: int, last: int) -> StoredRows:
+        """Return the rows of rounds first up to last with their weights."""
+        return self.store.rounds(first, last, self.settings.weights(first, last))
 
     def refitted(self, first: int, last: int, rate: float) -> tuple[Fit, Source]:
         """Return a new fit, or what takes its place if it has no maximum or did not get there."""
@@ -766,7 +824,7 @@ class StepLearner:
         self.fit, self.failure, self.mended = None, error, None
         if not self.settings.soft or self.settings.estimator != Newton():
             return False
-        rows = self.store.rounds(first, last)
+        rows = self.stored(first, last)
         try:
             found = Newton(l2=PENALTY).fitted(rows, self.step.design.names, None)
         except NotConvergedError:
@@ -790,7 +848,7 @@ class StepLearner:
                 f"rounds {first + 1} to {last} passed it."
             )
         found = self.settings.estimator.fitted(
-            self.store.rounds(first, last), self.step.design.names, self._start(first, last)
+            self.stored(first, last), self.step.design.names, self._start(first, last)
         )
         self.fits += 1
         self.failure, self.mended, self.note = None, None, ""
@@ -803,21 +861,24 @@ class StepLearner:
         """Return the last fit moved one Newton step by the newest rounds alone, none if none.
 
         At the last fit the older rounds' gradient is zero and their Hessian is known, so this step
-        costs no pass over them, and the fit that follows is a pass or two.
+        costs no pass over them, and the fit that follows is a pass or two. A decay scales both.
         """
         fit, frame = self.fit, self.store.frame
         if not isinstance(fit, LogisticFit) or frame is None:
             return None
         point = fit.point
-        moves = first == self.fitted_from == 0 and last > self.fitted_on
+        # rows that a rolling window drops had a gradient, rows that a decay drops hardly one
+        keeps = self.settings.last is None or first == self.fitted_from == 0
+        moves = keeps and last > self.fitted_on
         if not moves or fit.information is None or self.settings.window is not Window.PAST:
             return point
-        new = self.store.rounds(self.fitted_on, last)
+        new = self.stored(self.fitted_on, last)
         if not new.rows:
             return point
         beta = frame.matrix() @ point
         at, _ = likelihood_sums(new, beta)
-        hessian, step = fit.information + at.hessian, np.zeros(len(beta))
+        faded = self.settings.decay ** (last - self.fitted_on) * fit.information
+        hessian, step = faded + at.hessian, np.zeros(len(beta))
         if fit.dropped:
             kept = np.flatnonzero(fit.kept)
             step[kept] = _solved(hessian[np.ix_(kept, kept)], at.gradient[kept])
@@ -832,7 +893,7 @@ class StepLearner:
         if fit is None:
             raise InputError(f"The step {self.step.name!r} has no fit.")
         if isinstance(fit, LogisticFit):  # the last step of a fit is taken without another look
-            fit = fit.informed_by(self.store.rounds(self.fitted_from, self.fitted_on))
+            fit = fit.informed_by(self.stored(self.fitted_from, self.fitted_on))
         return StageModel(
             stage=self.step.name, design=self.step.design, fit=fit, left_out=self.left_out,
             note=self.note,
@@ -880,37 +941,50 @@ class StepLearner:
 
 @final
 class _History:
-    """History columns of the rounds so far, kept only where a design wants them."""
+    """History and clock columns of the rounds so far, kept only where a design wants them."""
 
-    def __init__(self, members: int, columns: frozenset[str], day_length: float) -> None:
-        self._members, self._day = members, day_length
-        self._reply = (*REPLY_COLUMNS, *CLOCK_COLUMNS)
-        self.wanted = columns & {*self._reply, *AVAILABILITY_COLUMNS}
+    def __init__(self, members: int, columns: frozenset[str], clock: Clock) -> None:
+        self._members, self._clock = members, clock
+        self.of_clients = columns & {*REPLY_COLUMNS, *AVAILABILITY_COLUMNS}
+        self._wanted = self.of_clients | (columns & {*TIME_COLUMNS})
         self._replies = self._available = ReplyHistory.of(members)
+        self._origin: float | None = 0.0 if clock.day_hours is None else None  # of the clock
 
     def joined(self, round_: Round) -> None:
         """Count those listed for the first time from now on."""
-        if self.wanted:
+        if self._wanted:
             present = round_.present(self._members)
             self._replies = self._replies.joined(present)
             self._available = self._available.joined(present)
 
     def added(self, round_: Round) -> pl.DataFrame:
-        """Return a round's table with the history columns its designs want."""
-        wanted = self.wanted - set(round_.table.columns)
+        """Return a round's table with the history and clock columns its designs want."""
+        wanted = self._wanted - set(round_.table.columns)
         if not wanted:
             return round_.table
-        past = self._replies.matrix(day_length=self._day)[round_.rows]
-        made = dict(zip(self._reply, past.T, strict=True))
-        if AVAILABLE in round_.table.columns:
-            there = self._available.matrix(day_length=self._day)[round_.rows]
-            made |= dict(zip(AVAILABILITY_COLUMNS, there.T, strict=False))
+        made: dict[str, FloatArray] = {}
+        if wanted & self.of_clients:
+            past = self._replies.matrix()[round_.rows]
+            made |= dict(zip(REPLY_COLUMNS, past.T, strict=True))
+            if AVAILABLE in round_.table.columns:
+                there = self._available.matrix()[round_.rows]
+                made |= dict(zip(AVAILABILITY_COLUMNS, there.T, strict=True))
+        if wanted & {*TIME_COLUMNS}:
+            made |= self._time(round_)
         more = [pl.Series(name, values) for name, values in made.items() if name in wanted]
         return round_.table.hstack(more) if round_.table.width else pl.DataFrame(more)
 
+    def _time(self, round_: Round) -> dict[str, FloatArray]:
+        """Return the clock's columns of the coming round."""
+        now = self._clock.time(round_.table, self._replies.rounds + 1)
+        if self._origin is None:
+            self._origin = now
+        values = self._clock.columns(now, self._origin)
+        return {name: np.full(len(round_.rows), value) for name, value in values.items()}
+
     def after(self, round_: Round, replied: BoolArray) -> None:
         """Take the replies of a closed round, (n,) over its rows."""
-        if not self.wanted:
+        if not self._wanted:
             return
         present = round_.present(self._members)
         self._replies = self._replies.after(self._spread(round_, replied), present)
@@ -926,13 +1000,19 @@ class _History:
         return out
 
     def state(self) -> dict[str, Any]:
-        """Return both histories."""
-        return {"replies": self._replies.state(), "available": self._available.state()}
+        """Return both histories, and when the clock began."""
+        return {
+            "replies": self._replies.state(),
+            "available": self._available.state(),
+            "origin": self._origin,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved histories back."""
         self._replies = ReplyHistory.restored(state["replies"])
         self._available = ReplyHistory.restored(state["available"])
+        origin = state["origin"]
+        self._origin = None if origin is None else float(origin)
 
 
 def _solved(matrix: FloatArray, right: FloatArray) -> FloatArray:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
 
@@ -26,6 +27,7 @@ from fedipw.tables.partitions import (
     FEWEST_ROWS,
     Block,
     Blocks,
+    Changed,
     Frame,
     Partitions,
     rows_per_block,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray, LabelArray
 
 T = TypeVar("T")
-_UNWEIGHTED = np.empty(0)  # every row counts once
+UNWEIGHTED = np.empty(0)  # every row counts once
 _CHUNK = 512  # clients per chunk; chunks are summed in order, whatever the number of threads
 _FLUSH = 512  # rounds after which a running product of factors in (1, 2] is turned into a sum
 
@@ -66,8 +68,11 @@ class RowStore(Protocol):
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round: (q, m), (m,) and (m,)."""
 
-    def rounds(self, first: int, last: int) -> StoredRows:
-        """Return the rows of rounds ``first`` up to ``last``, counted from 0, without it."""
+    def rounds(self, first: int, last: int, weights: FloatArray = UNWEIGHTED) -> StoredRows:
+        """Return the rows of rounds ``first`` up to ``last``, counted from 0, without it.
+
+        ``weights`` (last - first,) are of the rounds' rows, where they do not count alike.
+        """
 
     def state(self) -> dict[str, Any]:
         """Return all rows as arrays."""
@@ -106,6 +111,7 @@ class BlockStore:
         self._scratch, self._client = scratch, client
         self.blocks = self._empty()
         self._edges = [0]  # of rounds in the blocks
+        self._starts: list[int] = []  # rows before each round
         self._clients: list[IntArray] = []  # of each round
 
     def _empty(self) -> Blocks:
@@ -122,21 +128,25 @@ class BlockStore:
 
     def _keep(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         width, rows = columns.shape
+        self._starts.append(self.blocks.rows)
         if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
-            self.blocks.append(Block(np.ascontiguousarray(columns), labels, _UNWEIGHTED))
+            self.blocks.append(Block(np.ascontiguousarray(columns), labels, UNWEIGHTED))
         else:
             size = rows_per_block(width)
             for first in range(0, rows, size):
                 part = np.ascontiguousarray(columns[:, first : first + size])
-                self.blocks.append(Block(part, labels[first : first + size], _UNWEIGHTED))
+                self.blocks.append(Block(part, labels[first : first + size], UNWEIGHTED))
         self._edges.append(len(self.blocks))
         self._clients.append(clients)
 
-    def rounds(self, first: int, last: int) -> CodedRows:
+    def rounds(self, first: int, last: int, weights: FloatArray = UNWEIGHTED) -> CodedRows:
         """Return the rows of some rounds, none of them copied."""
         if self.frame is None:
             raise InputError("There are no rows to fit on.")
-        part = self.blocks.part(self._edges[first], self._edges[last])
+        part: Partitions = self.blocks.part(self._edges[first], self._edges[last])
+        if len(weights):
+            starts = self._starts[first:last]
+            part = Changed(part, partial(_weighted, starts=np.array(starts), weights=weights))
         return CodedRows(part, self.frame, self._clients[first:last], self._members)
 
     @property
@@ -168,10 +178,16 @@ class BlockStore:
         self.frame = (
             None if named is None else Frame(np.array(named["centre"]), np.array(named["scale"]))
         )
-        self.blocks, self._edges, self._clients = self._empty(), [0], []
+        self.blocks, self._edges, self._starts, self._clients = self._empty(), [0], [], []
         for k in range(len(state["rounds"])):
             saved = state["rounds"][str(k)]
             self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+
+
+def _weighted(block: Block, starts: IntArray, weights: FloatArray) -> Block:
+    """Return a block whose rows have the weight of their round, which begins at a row of starts."""
+    mine = weights[np.searchsorted(starts, block.start, side="right") - 1]
+    return block._replace(weights=np.full(block.rows, mine))
 
 
 def _own(array: Any) -> Any:
@@ -302,11 +318,14 @@ class PanelStore:
         out[self._static_at], out[self._varying_at] = self._all[:, clients], varying
         return out
 
-    def rounds(self, first: int, last: int) -> Panel:
+    def rounds(self, first: int, last: int, weights: FloatArray = UNWEIGHTED) -> Panel:
         """Return some rounds as a view."""
         if self.frame is None:
             raise InputError("There are no rows to fit on.")
         chosen = slice(first, last)
+        passed = float(self._passed[last] - self._passed[first])
+        if len(weights):
+            passed = float(weights @ np.diff(self._passed[first : last + 1]))
         return Panel(
             static=self._static,
             varying=self._varying[: self._done][chosen],
@@ -316,8 +335,9 @@ class PanelStore:
             order=self._order,
             frame=self.frame,
             clients=self._clients,
-            passed=self._passed[last] - self._passed[first],
+            passed=passed,
             members=self._all.shape[1],
+            weights=weights,
         )
 
     def state(self) -> dict[str, Any]:
@@ -355,8 +375,9 @@ class Panel:
     order: IntArray  # (q + 1,) the design's columns and constant, among constant, static, varying
     frame: Frame
     clients: IntArray  # (n,)
-    passed: int  # rows with label 1
+    passed: float  # weight of rows with label 1
     members: int  # clients that may be asked about, N
+    weights: FloatArray = field(default_factory=lambda: UNWEIGHTED)  # (R,), or (0,) for rows alike
 
     @property
     def rows(self) -> int:
@@ -368,8 +389,9 @@ class Panel:
         inside = np.concatenate([[beta[-1]], beta[self.static_at]])
         fixed = np.ascontiguousarray(self.static @ inside)
         out = _panel_sums(
-            fixed, self.varying, self.labels, np.ascontiguousarray(beta[self.varying_at])
-        )
+            fixed, self.varying, self.labels, np.ascontiguousarray(beta[self.varying_at]),
+            self.weights,
+        )  # fmt: skip
         qz, q = len(inside), len(beta)
         gradient, hessian = np.empty(q), np.empty((q, q))  # the constant, static, varying columns
         gradient[:qz], gradient[qz:] = self.static.T @ out.residuals, out.slopes.sum(axis=0)
@@ -380,8 +402,10 @@ class Panel:
         hessian[qz:, qz:] = lower + np.tril(lower, -1).T
         order = self.order
         gradient, hessian = gradient[order], hessian[order[:, None], order]
-        rows = self.rows
-        counts = Counts(rows, float(rows), float(self.passed))
+        rows, weight = self.rows, float(self.rows)
+        if len(self.weights):
+            weight = len(self.clients) * float(self.weights.sum())
+        counts = Counts(rows, weight, self.passed)
         loss, largest = float(out.scalars[:, 0].sum()), float(out.scalars[:, 1].max())
         return ColumnSums(loss, gradient, hessian, largest), counts
 
@@ -397,7 +421,8 @@ class Panel:
     def _block(self, r: int) -> Block:
         columns = np.empty((len(self.static_at) + len(self.varying_at), len(self.clients)))
         columns[self.static_at], columns[self.varying_at] = self.static[:, 1:].T, self.varying[r]
-        return Block(columns, self.labels[r].astype(np.int8), np.empty(0), r * len(self.clients))
+        weights = np.repeat(self.weights[r : r + 1], len(self.clients))
+        return Block(columns, self.labels[r].astype(np.int8), weights, r * len(self.clients))
 
     def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
         """Draw the fold of each client, by its number, (N,); -1 for those without rows."""
@@ -445,6 +470,7 @@ def _chunk_sums(
     varying: FloatArray,
     replied: BoolArray,
     beta: FloatArray,
+    scales: FloatArray,
     out: _Totals,
     chunk: int,
 ) -> None:
@@ -470,10 +496,19 @@ def _chunk_sums(
         for i in range(m):
             top = max(top, abs(u[i]))
         _round_terms(u, answers, residual, weight, factor)
-        for i in range(m):
-            loss += max(u[i], 0.0) - answers[i] * u[i]
-        for i in range(m):
-            product[i] *= factor[i]
+        if scales.size:
+            scale = scales[r]
+            for i in range(m):
+                loss += scale * (max(u[i], 0.0) - answers[i] * u[i] + math.log(factor[i]))
+            for i in range(m):
+                residual[i] *= scale
+            for i in range(m):
+                weight[i] *= scale
+        else:
+            for i in range(m):
+                loss += max(u[i], 0.0) - answers[i] * u[i]
+            for i in range(m):
+                product[i] *= factor[i]
         for i in range(m):
             residuals[i] += residual[i]
         for i in range(m):
@@ -511,19 +546,27 @@ def _range_sums(
     varying: FloatArray,
     replied: BoolArray,
     beta: FloatArray,
+    scales: FloatArray,
     out: _Totals,
     first: int,
     last: int,
 ) -> None:
     """Fill the totals of chunks first to last."""
     for c in range(first, last):
-        _chunk_sums(fixed, varying, replied, beta, out, c)
+        _chunk_sums(fixed, varying, replied, beta, scales, out, c)
 
 
 def _panel_sums(
-    fixed: FloatArray, varying: FloatArray, replied: BoolArray, beta: FloatArray
+    fixed: FloatArray,
+    varying: FloatArray,
+    replied: BoolArray,
+    beta: FloatArray,
+    scales: FloatArray,
 ) -> _Totals:
-    """Return the sums over rounds and clients, whatever the number of threads."""
+    """Return the sums over rounds and clients, whatever the number of threads.
+
+    ``scales`` (R,) are the weights of the rounds, (0,) where rows count alike.
+    """
     n, q = len(fixed), varying.shape[1]
     chunks = -(-n // _CHUNK)
     out = _Totals(
@@ -536,7 +579,7 @@ def _panel_sums(
     )
 
     def fill(first: int, last: int) -> None:
-        _range_sums(fixed, varying, replied, beta, out, first, last)
+        _range_sums(fixed, varying, replied, beta, scales, out, first, last)
 
     over_ranges(chunks, fill, work=20.0 * replied.size * (1 + q))
     return out

@@ -27,6 +27,7 @@ from fedipw.tables.columns import (
     ID,
     INVITE_PROB,
     INVITED,
+    OPENED_AT,
     OWN_COLUMNS,
     REPLIED,
 )
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 REPLY_COLUMNS = ("last_reply", "reply_rate", "rounds_since_reply")
 AVAILABILITY_COLUMNS = ("last_available", "available_rate", "rounds_since_available")
 CLOCK_COLUMNS = ("hour_sin", "hour_cos")
-COLUMNS = (*REPLY_COLUMNS, *CLOCK_COLUMNS)
+ELAPSED = "elapsed"  # only where a formula names it: history does not add it
+TIME_COLUMNS = (*CLOCK_COLUMNS, ELAPSED)
+NAMES = (*REPLY_COLUMNS, *AVAILABILITY_COLUMNS, *TIME_COLUMNS)  # that no table needs to have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,8 @@ class Formulas:
     ``reply`` is the formula of the last step, or of the only one; ``availability`` that of the
     first of three. ``.`` is every covariate a step may use: of ledger and table for a reply, of the
     table alone for availability, since what the ledger holds of a client that is offline is not
-    observed. Names of history columns may be used in both; ``history`` adds them all.
+    observed. Names of history columns and of the clock may be used in both; ``history`` adds them
+    all but ``elapsed``.
     """
 
     reply: str = "."
@@ -248,14 +252,14 @@ class _Binding:
 
     def availability(self) -> Design:
         """Return the design of availability: nothing of the ledger but history is known then."""
-        past = (*AVAILABILITY_COLUMNS, *REPLY_COLUMNS, *CLOCK_COLUMNS)
+        past = (*AVAILABILITY_COLUMNS, *REPLY_COLUMNS, *TIME_COLUMNS)
         return self._design(self.query, self.formulas.availability, self.members.covariates, past)
 
     def reply(self, among: str | None) -> Design:
         """Return the design of a reply, bound to the rows that could reply."""
         query = self.query if among is None else self.query.filter(pl.col(among))
         known = (*self.members.covariates, *self.covariates)
-        return self._design(query, self.formulas.reply, known, (*REPLY_COLUMNS, *CLOCK_COLUMNS))
+        return self._design(query, self.formulas.reply, known, (*REPLY_COLUMNS, *TIME_COLUMNS))
 
     def _design(
         self, query: pl.LazyFrame, formula: str, known: Sequence[str], past: Sequence[str]
@@ -264,7 +268,8 @@ class _Binding:
         own = {*self.members.covariates, *self.covariates}
         past = [name for name in past if name not in own]
         if self.formulas.history:
-            formula = " + ".join([*([] if formula == "." and not known else [formula]), *past])
+            added = [name for name in past if name != ELAPSED]
+            formula = " + ".join([*([] if formula == "." and not known else [formula]), *added])
         if not known and formula.strip() == ".":
             raise InputError(
                 "There is no covariate to explain participation with: ledger and table have none. "
@@ -284,6 +289,53 @@ class _Binding:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    r"""Time as a covariate: where in its cycle a round opens, and how long after the first.
+
+    Columns, for a round at time t with a cycle of length P:
+
+    * ``hour_sin``, ``hour_cos``: :math:`\sin(2\pi t/P)` and :math:`\cos(2\pi t/P)`;
+    * ``elapsed``: :math:`(t - t_0)/P`, the cycles since the start.
+
+    Time is the number of the round, :math:`t_0 = 0` and P is ``day_length`` rounds; with
+    ``day_hours`` it is the ledger's ``opened_at``, :math:`t_0` that of the first round, and P is
+    ``day_hours`` hours: with 24 it is the hour of the day in UTC.
+
+    >>> Clock(day_length=4.0).columns(3.0, origin=0.0)["elapsed"]
+    0.75
+    """
+
+    day_length: float = 24.0  # rounds of a cycle
+    day_hours: float | None = None  # hours of a cycle, in place of rounds
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.day_length <= 1e15:
+            raise InputError(f"A day has 1e-06 to 1e+15 rounds, not {self.day_length!r}.")
+        if self.day_hours is not None and not 1e-3 <= self.day_hours <= 1e6:
+            raise InputError(f"A cycle has 0.001 to 1e+06 hours, not {self.day_hours!r}.")
+
+    def time(self, table: pl.DataFrame, index: int) -> float:
+        """Return t of a round, the ``index``-th from 1: that number, or hours since 1970 in UTC."""
+        if self.day_hours is None:
+            return float(index)
+        kind = table.schema.get(OPENED_AT)
+        if kind is None or not kind.is_temporal() or not table.height:
+            raise InputError(
+                f"Round {index} has no {OPENED_AT!r}, by which a clock of {self.day_hours:g} hours "
+                "runs: record it, or let the clock run by rounds (day_length)."
+            )
+        moment = table[OPENED_AT].head(1).cast(pl.Datetime("us"))
+        return float(moment.dt.epoch("us")[0]) / 3.6e9
+
+    def columns(self, time: float, origin: float) -> dict[str, float]:
+        """Return the values of the columns at a time, all clients having the same."""
+        period = self.day_length if self.day_hours is None else self.day_hours
+        angle = 2.0 * np.pi * time / period
+        values = (float(np.sin(angle)), float(np.cos(angle)), (time - origin) / period)
+        return dict(zip(TIME_COLUMNS, values, strict=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplyHistory:
     r"""Running history of n clients before a round; never of the round itself.
@@ -294,13 +346,12 @@ class ReplyHistory:
 
     * ``last_reply``: 1 if the client replied in round r - 1;
     * ``reply_rate``: :math:`(s_i + 1)/(e_i + 2)`, so 1/2 before any round;
-    * ``rounds_since_reply``: :math:`r - l_i`;
-    * ``hour_sin``, ``hour_cos``: the clock, :math:`2 \pi r / \text{day}`.
+    * ``rounds_since_reply``: :math:`r - l_i`.
 
     Examples
     --------
     >>> history = ReplyHistory.of(2).after(np.array([True, False]))
-    >>> history.matrix(day_length=24)[:, :3]  # before round 2
+    >>> history.matrix()  # before round 2
     array([[1.        , 0.66666667, 1.        ],
            [0.        , 0.33333333, 2.        ]])
     """
@@ -343,15 +394,10 @@ class ReplyHistory:
             seen=self.seen + (1 if present is None else present),
         )
 
-    def matrix(self, *, day_length: float = 24.0) -> FloatArray:
-        """Return the columns for the coming round, (n, 5)."""
-        if not day_length > 0:
-            raise InputError(f"day_length must be above 0, not {day_length!r}.")
-        coming = self.rounds + 1
-        angle = 2.0 * np.pi * coming / day_length
-        out = np.empty((len(self.replies), len(COLUMNS)))
+    def matrix(self) -> FloatArray:
+        """Return the columns for the coming round, (n, 3)."""
+        out = np.empty((len(self.replies), len(REPLY_COLUMNS)))
         out[:, 0] = (self.last == self.rounds) & (self.replies > 0)
         out[:, 1] = (self.replies + 1.0) / (self.seen + 2.0)
-        out[:, 2] = coming - self.last
-        out[:, 3], out[:, 4] = np.sin(angle), np.cos(angle)
+        out[:, 2] = self.rounds + 1 - self.last
         return out

@@ -381,7 +381,7 @@ class Replay:
         """Read the ledger once and return a learner that has seen all rounds, without weights."""
         plan, members = self.plan, self.stage.members
         steps = participation_steps(self.ledger, members, plan.formulas)
-        settings = replace(plan.settings, window=Window.POOLED, last=None)
+        settings = replace(plan.settings, window=Window.POOLED, last=None, decay=1.0)
         self.learner = Participation(members, steps, settings, scratch=plan.scratch)
         self._learn(self.learner)
         return self.learner

@@ -13,7 +13,7 @@ from fedipw.selection.coded import Progress, TableSettings
 from fedipw.selection.enrollment import enrollment_stage
 from fedipw.selection.participation import ParticipationSettings, Window
 from fedipw.selection.saved import ENROLLMENT, STAGES, StageModel
-from fedipw.selection.steps import Formulas
+from fedipw.selection.steps import Clock, Formulas
 from fedipw.tables.design import Missing
 from fedipw.weighting.methods import default_method, method_named
 from fedipw.weighting.replay import Plan
@@ -37,9 +37,12 @@ class Settings:
         Formulas; ``.`` is every covariate a stage may use.
     history
         Add what past rounds say of each client.
-    fit, window, refit_every, day_length
+    fit, window, decay, refit_every
         Rounds that participation is fitted on: ``past``, ``pooled`` or ``same-round``; of past
-        rounds only the last ``window``; rounds between fits; rounds in a day, for the clock.
+        rounds only the last ``window``, or older ones with less weight, by ``decay`` a round;
+        rounds between fits.
+    day_length, day_hours
+        Rounds in a day, for the clock; hours instead, for a clock by the ledger's ``opened_at``.
     classifier, folds, score_calibration
         ``logistic``, ``boosting``, ``forest``, the dotted name of a scikit-learn classifier or one
         itself, for both stages; folds of clients for cross-fitting, 0 for none; ``platt`` or
@@ -67,8 +70,10 @@ class Settings:
     history: bool = False
     fit: str = "past"
     window: int | None = None
+    decay: float = 1.0
     refit_every: int = 10
     day_length: float = 24.0
+    day_hours: float | None = None
     classifier: Any = None
     folds: int | None = None
     score_calibration: str | None = None
@@ -115,8 +120,9 @@ class Settings:
             settings=ParticipationSettings(
                 window=_member(Window, self.fit, "fit"),
                 last=self.window,
+                decay=self.decay,
                 refit_every=self.refit_every,
-                day_length=self.day_length,
+                clock=Clock(day_length=self.day_length, day_hours=self.day_hours),
                 soft=self.soft,
                 estimator=self.estimator(),
                 client=self.client,

@@ -233,6 +233,8 @@ def test_formulas_and_classifiers_from_toml(tmp_path: Path) -> None:
         (lambda: PropensitySettings(classifier="bosting"), "No classifier 'bosting'"),
         (lambda: PropensitySettings(calibration="platt"), "give the number of folds"),
         (lambda: PropensitySettings(window=Window.POOLED), "reads rounds to come"),
+        (lambda: PropensitySettings(decay=0.9, folds=3), "a classifier or folds take rows"),
+        (lambda: PropensitySettings(decay=0.9, window=Window.SAME_ROUND), "same-round fit counts"),
         (
             lambda: PropensitySettings(enrollment="z1", enrollment_columns=("z1",)),
             "as a formula or as columns",
@@ -255,7 +257,7 @@ def test_settings_that_cannot_be(made, message: str) -> None:  # type: ignore[no
 
 
 @pytest.mark.parametrize(
-    ("formula", "limits"), [("x + last_reply", False), ("z1:hour_sin + x", False), (".", True)]
+    ("formula", "limits"), [("x + last_reply", False), ("z1:hour_sin + x", True), (".", True)]
 )
 def test_a_formula_that_reads_replies_has_no_limits(formula: str, limits: bool) -> None:
     scenario = replace(SMALL, propensity=PropensitySettings(participation=formula))

@@ -11,13 +11,17 @@ import polars as pl
 import pytest
 
 from fedipw.lab.mechanisms import (
+    ChangePointParticipation,
     DailyParticipation,
     DataAvailability,
     MarkovAvailability,
     ParticipationMechanism,
     ParticipationProcess,
     RoundDraw,
+    ScaledSineAvailability,
+    SineParticipation,
     TraceAvailability,
+    TrendParticipation,
 )
 from fedipw.lab.testbed import Testbed
 
@@ -43,6 +47,10 @@ MECHANISMS: dict[str, Maker] = {
     "daily": lambda _: DailyParticipation(rate_rounds=5),
     "markov": lambda _: MarkovAvailability(),
     "data": lambda _: DataAvailability(size=1.0, label=0.5),
+    "sine": lambda _: SineParticipation(period=5),
+    "trend": lambda _: TrendParticipation(length=5),
+    "change-point": lambda _: ChangePointParticipation(at=4),
+    "scaled-sine": lambda _: ScaledSineAvailability(period=5),
     "trace": trace,
 }
 every_mechanism = pytest.mark.parametrize("maker", MECHANISMS.values(), ids=MECHANISMS.keys())
@@ -99,7 +107,7 @@ def test_rounds_have_the_shapes_they_promise(maker: Maker, tmp_path: Path) -> No
             assert ((drawn.participation_prob > 0) & (drawn.participation_prob <= 1)).all()
 
 
-@pytest.mark.parametrize("name", ["daily", "markov", "data"])
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "trace"])
 def test_another_seed_gives_other_replies(name: str, tmp_path: Path) -> None:
     one, other = (started(MECHANISMS[name], tmp_path, seed) for seed in (5, 6))
     assert round_bytes(one.advance())[3] != round_bytes(other.advance())[3]

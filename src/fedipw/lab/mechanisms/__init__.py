@@ -8,11 +8,19 @@ from fedipw.lab.mechanisms.base import (
     RoundDraw,
     enrollment_draw,
 )
+from fedipw.lab.mechanisms.drifting import (
+    ChangePointParticipation,
+    DriftingParticipation,
+    ScaledSineAvailability,
+    SineParticipation,
+    TrendParticipation,
+)
 from fedipw.lab.mechanisms.simulated import DailyParticipation, DataAvailability, MarkovAvailability
 from fedipw.lab.mechanisms.trace import TraceAvailability
 
 __all__ = [
-    "DailyParticipation", "DataAvailability", "EnrollmentMechanism", "LogisticEnrollment",
-    "MarkovAvailability", "ParticipationMechanism", "ParticipationProcess", "RoundDraw",
-    "TraceAvailability", "enrollment_draw",
+    "ChangePointParticipation", "DailyParticipation", "DataAvailability", "DriftingParticipation",
+    "EnrollmentMechanism", "LogisticEnrollment", "MarkovAvailability", "ParticipationMechanism",
+    "ParticipationProcess", "RoundDraw", "ScaledSineAvailability", "SineParticipation",
+    "TraceAvailability", "TrendParticipation", "enrollment_draw",
 ]  # fmt: skip
