@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedipw.combining.memory import ControlVariates
 from fedipw.errors import InputError
 from fedipw.lab.engine import Amplified, Composition, LocalWork, RoundWork, RuleSettings, work_done
 from fedipw.lab.engine.intermittent import F3AST, CAFed, FedAWE, Focus
-from fedipw.lab.engine.rules import RULE_SETTINGS, FedAU, FedProx, Mifa
+from fedipw.lab.engine.rules import RULE_SETTINGS, FedAU, FedProx, Mifa, Scaffold
 from fedipw.lab.mechanisms import DataAvailability
 from fedipw.lab.recipes import INTERMITTENT, RULES, recipe_named
 from fedipw.lab.scenario import Scenario, Target, TrainingSettings
@@ -95,6 +96,36 @@ def test_mifa_can_wait_until_all_were_seen(wait: int) -> None:
         assert ("waiting" in str(history.note[0, r])) == still
 
 
+@pytest.mark.parametrize("weighting", ["", "fedipw"])
+def test_amplified_scaffold_renews_control_variates_once_a_period(weighting: str) -> None:
+    """Amplified SCAFFOLD: mean gradients of a period of rounds, and a longer stride after it."""
+    rules = RuleSettings(scaffold=Scaffold(every=4), amplified=Amplified(every=4, factor=1.5))
+    scenario = replace(SMALL, rounds=11, rules=rules)
+    world = World(scenario)
+    omega, theta, before = world.omega(weighting), np.zeros(6), np.zeros(6)
+    own = {i: np.zeros(6) for i in world.enrolled}
+    heard: dict[int, list[np.ndarray]] = {i: [] for i in world.enrolled}
+    for r, replies in enumerate(world.rounds):
+        c, move = sum(omega[i] * own[i] for i in world.enrolled), np.zeros(6)
+        for i in replies:
+            y = theta
+            for _ in range(world.K[i]):
+                gradient = world.gradient(i, y)
+                heard[i].append(gradient / world.K[i])
+                y = y - world.eta * (gradient - own[i] + c)
+            move = move + (y - theta) / len(replies)
+        theta = theta + move
+        if (r + 1) % 4 == 0:
+            theta = before + 1.5 * (theta - before)
+            before = theta
+            for i in world.enrolled:
+                if heard[i]:
+                    own[i] = sum(heard[i]) * world.K[i] / len(heard[i])
+                heard[i] = []
+    name = "amplified+scaffold" + (f"+{weighting}" if weighting else "")
+    np.testing.assert_allclose(last_model(scenario, name), theta, atol=1e-10, rtol=0)
+
+
 WEIGHTINGS = ("", "fedipw", "fedipw-hajek", "calibrated-entropy", "greg", "efficient", "oracle")
 REFUSED = {"fedau+oracle", "debiased+oracle"}
 BATCHED = replace(
@@ -113,7 +144,15 @@ JOINED = [
 
 @pytest.mark.parametrize("name", JOINED)
 def test_every_method_resumes_from_its_files_to_the_same_bytes(name: str, tmp_path: Path) -> None:
-    scenario = replace(BATCHED, methods=(name,))
+    resumes(replace(BATCHED, methods=(name,)), name, tmp_path)
+
+
+def test_control_variates_of_a_period_resume_in_the_middle_of_it(tmp_path: Path) -> None:
+    rules = replace(BATCHED.rules, scaffold=Scaffold(every=3))
+    resumes(replace(BATCHED, methods=("scaffold",), rules=rules), "scaffold", tmp_path)
+
+
+def resumes(scenario: Scenario, name: str, tmp_path: Path) -> None:
     whole, first, second = (scenario.simulation() for _ in range(3))
     whole.advance(9)
     first.advance(4)
@@ -345,6 +384,8 @@ def test_trimming_refuses_methods_without_weights_of_replies() -> None:
         (lambda: FedAU(cutoff=0), "cutoff must be at least 1"),
         (lambda: Mifa(wait=0), "wait must be at least 1"),
         (lambda: Amplified(every=0), "every must be at least 1"),
+        (lambda: Scaffold(every=0), "every must be at least 1"),
+        (lambda: ControlVariates(np.ones(1, bool), np.ones(1), np.zeros(2), every=0), "at least 1"),
         (lambda: FedAWE(size=0.0), "size"),
         (lambda: Focus(size=float("nan")), "size"),
         (lambda: F3AST(beta=0.0), r"beta must lie in \(0, 1\]"),

@@ -69,7 +69,13 @@ class Debiased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """Control variates (O15)."""
+    """Control variates (O15), renewed after ``every`` rounds."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"every must be at least 1 round, not {self.every}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,7 @@ class RuleSettings:
     ) -> Memory | None:
         """Return an empty memory of a method that has one; ``omega`` (N,) sums to one."""
         if recipe.memory == "scaffold":
-            return ControlVariates(enrolled, omega, start)
+            return ControlVariates(enrolled, omega, start, every=self.scaffold.every)
         if recipe.memory == "mifa":
             return LatestUpdates(enrolled, omega, start, wait=self.mifa.wait)
         keeps = recipe.memory is not None and recipe.intermittent is None
