@@ -506,6 +506,11 @@ class _Methods:
             Probabilities.COLLAPSED: lambda: CollapsedParticipation(
                 self._stages.participation(collapsed=True), np.arange(size)
             ),
-            Probabilities.FITTED: self._stages.participation,
+            Probabilities.FITTED: self._fitted_source,
         }
         return made[kind]()
+
+    def _fitted_source(self) -> ParticipationSource:
+        """Return the learner, or the truth in its place where a scenario says so."""
+        known = self._scenario.propensity.known_participation
+        return TrueParticipation() if known else self._stages.participation()
