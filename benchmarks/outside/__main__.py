@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.outside import clusters, cyclic, sine, two_clients
+from benchmarks.outside.tables import lines
 from fedipw.lab.files import environment
 
 RESULT = Path(__file__).parents[1] / "results" / "outside.json"
@@ -35,7 +36,7 @@ def main() -> None:
         saved = json.loads(RESULT.read_text()) if RESULT.exists() else {}
         saved[part] = found
         RESULT.write_text(json.dumps(saved, indent=2) + "\n")
-        print(part, "done")
+        print("\n".join([part, *lines({part: found})[part]]), flush=True)
 
 
 if __name__ == "__main__":
