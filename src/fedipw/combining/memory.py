@@ -236,13 +236,25 @@ class ControlVariates:
     so that :math:`c = \sum_E \omega_i c_i` always. :math:`\omega = 1/N_{enr}` as published; under
     enrollment weights c is the population's gradient, and the plain mean over replies does no harm,
     since at the solution every client's corrected gradient is zero. The local step is the engine's
-    own (O13). Parameters are those of :class:`UpdateMemory`.
+    own (O13). Parameters are those of :class:`UpdateMemory`, and
+
+    every
+        Rounds with replies after which control variates are renewed, each by its client's mean
+        gradient over them: those of Amplified SCAFFOLD (Crawshaw and Liu 2024), 1 as in SCAFFOLD.
     """
 
     def __init__(
-        self, enrolled: BoolArray, enrollment_weights: FloatArray, start: FloatArray
+        self,
+        enrolled: BoolArray,
+        enrollment_weights: FloatArray,
+        start: FloatArray,
+        *,
+        every: int = 1,
     ) -> None:
-        self._kept = _Kept(enrolled, enrollment_weights, start)
+        if every < 1:
+            raise InputError(f"every must be at least 1 round, not {every}.")
+        self._kept, self._every, self._rounds = _Kept(enrolled, enrollment_weights, start), every, 0
+        self._recent: dict[int, tuple[int, FloatArray]] = {}  # replies and sum of gradients
 
     def corrections(self, rows: IntArray) -> FloatArray:
         """Return :math:`c - c_i`, (m, P)."""
@@ -253,13 +265,34 @@ class ControlVariates:
     ) -> MemorySum:
         """Return the weighted sum of corrected updates and keep the new control variates."""
         own = -self.corrections(rows) - updates / lengths[:, None]
-        self._kept.put(rows, own, weights)
+        if self._every == 1:
+            self._kept.put(rows, own, weights)
+            return MemorySum(total=weights @ updates)
+        for client, gradient in zip(rows.tolist(), own, strict=True):
+            count, before = self._recent.get(client, (0, np.zeros(len(gradient))))
+            self._recent[client] = count + 1, before + gradient
+        self._rounds += 1
+        if self._rounds % self._every == 0:
+            means = [gradient / count for count, gradient in self._recent.values()]
+            self._kept.put(np.array(list(self._recent)), np.stack(means), np.ones(len(means)))
+            self._recent = {}
         return MemorySum(total=weights @ updates)
 
     def state(self) -> dict[str, Any]:
-        """Return the memory."""
-        return self._kept.state()
+        """Return the memory, with the gradients since it was renewed."""
+        if self._every == 1:
+            return self._kept.state()
+        return self._kept.state() | {
+            "rounds": self._rounds,
+            "recent": {str(client): list(of) for client, of in self._recent.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved memory back."""
         self._kept.restore(state)
+        if self._every > 1:
+            self._rounds = int(state["rounds"])
+            self._recent = {
+                int(client): (int(count), np.array(gradient))
+                for client, (count, gradient) in state["recent"].items()
+            }

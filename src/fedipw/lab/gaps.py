@@ -1,4 +1,4 @@
-"""FedAU: participation read off the gaps between a client's replies, without a model."""
+"""Participation read off a client's own past replies: FedAU's gaps, and shares of rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedipw.errors import InputError
 from fedipw.selection.participation import ReplyProb, Source, StepRows
 
 if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.tables.ledger import Round
 
 CUTOFF = 50  # rounds after which a gap is closed without a reply
@@ -91,3 +91,64 @@ class Gaps:
         self._mean, self._closed, self._running = (
             np.array(state[key]) for key in ("mean", "closed", "running")
         )
+
+
+@final
+class ReplyShares:
+    r"""The share of rounds a client replied in, the present one among them.
+
+    .. math:: \hat\pi^{part}_{ir} = \frac{1}{r} \sum_{s=1}^{r} A_{is} \qquad (B1)
+
+    With participation weights alone it is FedAvg debiased for correlated participation (Sun et al.
+    2025), :math:`w_i = 1/(N_{enr} \hat\pi^{part}_i)`: the share tends to the client's long-run rate
+    whatever the correlation between rounds. The paper scales each client's local work by the
+    inverse of its estimate; here the update is scaled, which is the same for one local step. With
+    enrollment weights :math:`1/(N \hat\pi^{enr}_i \hat\pi^{part}_i)`. ``clients`` is the number
+    that may reply.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._rows = np.empty(0, dtype=np.int64)
+        self._replies = np.zeros(clients, dtype=np.int64)  # before the open round
+        self._rounds = np.zeros(clients, dtype=np.int64)  # listed in, before the open round
+
+    def open(self, round_: Round) -> None:
+        """Take what is known before a round: who is listed."""
+        self._rows = round_.rows
+
+    def prob(self, replied: BoolArray) -> ReplyProb:
+        """Return the shares of the replies, this one counted."""
+        prob = self._share(self._rows[replied])
+        return ReplyProb(prob, np.ones(len(prob), dtype=np.bool_), Source.FREQUENCY)
+
+    def _share(self, rows: IntArray) -> FloatArray:
+        share: FloatArray = (self._replies[rows] + 1) / (self._rounds[rows] + 1)
+        return share
+
+    def step_rows(self, replied: BoolArray) -> tuple[StepRows, ...]:
+        """Return nothing: nothing is fitted."""
+        del replied
+        return ()
+
+    def close(self, replied: BoolArray) -> tuple[BoolArray, ...]:
+        """Count the round."""
+        self._rounds[self._rows] += 1
+        self._replies[self._rows[replied]] += 1
+        return ()
+
+    def predicted(self, round_: Round) -> FloatArray:
+        """Return all clients' shares had they replied; those never enrolled have the truth."""
+        if round_.participation_prob is None:
+            raise InputError("Clients that never enrolled have no replies to predict from.")
+        prob = round_.participation_prob.copy()
+        known = np.isin(round_.rows, self._rows)
+        prob[known] = self._share(round_.rows[known])
+        return prob
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts so far."""
+        return {"replies": self._replies.copy(), "rounds": self._rounds.copy()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved counts back."""
+        self._replies, self._rounds = np.array(state["replies"]), np.array(state["rounds"])

@@ -13,6 +13,18 @@ from fedipw.weighting.methods import JOIN, METHODS, PLAIN, method_named
 from fedipw.weighting.pipeline import MEMORIES, Augmentation, Method, Probabilities, Regression
 
 
+@dataclass(frozen=True, slots=True)
+class Intermittent:
+    """A rule for clients that come and go, which combines updates by what it keeps of each."""
+
+    memory: str  # its name
+    moves_model: bool = False  # whether it makes the next model itself, without a server step
+    gradients: bool = False  # whether it keeps gradients, which do not grow with local work
+    weighs_replies = False
+    regression = None
+    balance = ""
+
+
 class Slot(Enum):
     """What a rule decides; a method has at most one rule for each."""
 
@@ -27,13 +39,29 @@ RULES: Mapping[str, Slot] = {
     "fedprox": Slot.LOCAL,
     "fednova": Slot.WORK,
     "fedau": Slot.PARTICIPATION,
+    "debiased": Slot.PARTICIPATION,
     "scaffold": Slot.MEMORY,
     "mifa": Slot.MEMORY,
     "fedvarp": Slot.MEMORY,
+    "fedawe": Slot.MEMORY,
+    "focus": Slot.MEMORY,
+    "f3ast": Slot.MEMORY,
+    "cafed": Slot.MEMORY,
     "amplified": Slot.SERVER,
     "fedavgm": Slot.SERVER,
     "fedadam": Slot.SERVER,
     "fedyogi": Slot.SERVER,
+}
+INTERMITTENT: Mapping[str, Intermittent] = {
+    "fedawe": Intermittent("fedawe", moves_model=True),
+    "focus": Intermittent("focus", gradients=True),
+    "f3ast": Intermittent("f3ast"),
+    "cafed": Intermittent("cafed"),
+}
+_KEPT: Mapping[str, Augmentation] = {**MEMORIES, **INTERMITTENT}
+REPLY_SOURCES: Mapping[str, Probabilities] = {
+    "fedau": Probabilities.GAPS,
+    "debiased": Probabilities.RATES,
 }
 
 
@@ -49,12 +77,17 @@ class Recipe:
     def augmentation(self) -> Augmentation:
         """What is kept of updates: by the rule that remembers, else by the weighting itself."""
         rule = self.rules.get(Slot.MEMORY)
-        return self.method.augmentation if rule is None else MEMORIES[rule]
+        return self.method.augmentation if rule is None else _KEPT[rule]
 
     @property
     def memory(self) -> str | None:
         """The rule that remembers updates, if any: ``efficient`` has FedVARP's by itself."""
         return self.augmentation.memory or None
+
+    @property
+    def intermittent(self) -> Intermittent | None:
+        """The rule for clients that come and go, if it has one."""
+        return INTERMITTENT.get(self.rules.get(Slot.MEMORY, ""))
 
     @property
     def regression(self) -> Regression | None:
@@ -71,16 +104,16 @@ class Recipe:
         """Which participation probabilities its replies are weighed with."""
         if not self.weighs_replies:
             return Probabilities.NONE
-        gaps = Slot.PARTICIPATION in self.rules
-        return Probabilities.GAPS if gaps else self.method.base.probabilities
+        rule = self.rules.get(Slot.PARTICIPATION)
+        return self.method.base.probabilities if rule is None else REPLY_SOURCES[rule]
 
     @property
     def weighting(self) -> str:
         """Name of the weights of its replies: methods that share it share them."""
         if not self.weighs_replies:
             return self.name
-        named = self.method.name
-        return named if self.source is self.method.base.probabilities else f"fedau{JOIN}{named}"
+        rule, named = self.rules.get(Slot.PARTICIPATION), self.method.name
+        return named if rule is None else f"{rule}{JOIN}{named}"
 
 
 def recipe_named(name: str) -> Recipe:
@@ -117,7 +150,7 @@ def recipe_named(name: str) -> Recipe:
                     f"{other} and {part} both decide" if other != part else f"{part} twice decides"
                 )
                 raise InputError(f"{name}: {what} {RULES[part].value}; keep one.")
-    alone = "participation-only" if "fedau" in parts else PLAIN
+    alone = "participation-only" if Slot.PARTICIPATION in rules else PLAIN
     method = method_named(weightings[0] if weightings else alone)
     recipe = Recipe(name, MappingProxyType(rules), method)
     _check(recipe)
@@ -136,8 +169,8 @@ def _unknown(name: str, part: str) -> str:
 
 def _check(recipe: Recipe) -> None:
     """Raise if the parts do not go together."""
-    method, memory = recipe.method.name, recipe.memory
-    gaps = Slot.PARTICIPATION in recipe.rules
+    method, memory, kept = recipe.method.name, recipe.memory, recipe.intermittent
+    source = recipe.rules.get(Slot.PARTICIPATION)
     fault = None
     if memory is not None and recipe.regression:
         fault = (
@@ -149,17 +182,24 @@ def _check(recipe: Recipe) -> None:
             f"{memory} keeps its memory under enrollment weights, and {method} has one model for "
             "both stages, so no enrollment weights; use fedipw or a calibrated weighting"
         )
-    elif gaps and not recipe.weighs_replies:
-        fault = f"{memory} reads no participation probabilities, so fedau has nothing to do"
-    elif gaps and recipe.method.base.probabilities is not Probabilities.FITTED:
+    elif source and not recipe.weighs_replies:
+        fault = f"{memory} reads no participation probabilities, so {source} has nothing to do"
+    elif source and recipe.method.base.probabilities is not Probabilities.FITTED:
         fault = (
-            f"{method} reads no estimated participation probabilities, so fedau has nothing to "
-            "replace; use participation-only, fedipw or a calibrated weighting"
+            f"{method} reads no estimated participation probabilities, so {source} has nothing "
+            "to replace; use participation-only, fedipw or a calibrated weighting"
         )
     elif Slot.WORK in recipe.rules and memory == "scaffold":
         fault = (
             "scaffold's control variates are gradients of one step already, so fednova has "
             "nothing to even out"
+        )
+    elif Slot.WORK in recipe.rules and kept is not None and kept.gradients:
+        fault = f"{memory} keeps gradients, not updates, so fednova has nothing to even out"
+    elif Slot.SERVER in recipe.rules and kept is not None and kept.moves_model:
+        fault = (
+            f"{memory} averages the clients' models into the next one, so "
+            f"{recipe.rules[Slot.SERVER]} has no update to step by"
         )
     if fault is not None:
         raise InputError(f"{recipe.name}: {fault}.")

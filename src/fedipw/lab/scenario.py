@@ -25,7 +25,7 @@ from fedipw.lab.engine import (
     Simulation,
     Training,
 )
-from fedipw.lab.gaps import Gaps
+from fedipw.lab.gaps import Gaps, ReplyShares
 from fedipw.lab.invitations import RoundInvitations, SimulatedInvitations
 from fedipw.lab.mechanisms import (
     DailyParticipation,
@@ -269,13 +269,17 @@ class Scenario:
             weighers,
             self.training.training(population),
             streams.training,
-            compositions=built.compositions(),
+            compositions=built.compositions(np.zeros(drawn.clients.n_parameters)),
             limits_from=self.rounds // 2 + 1 if limits else None,
         )
 
     def weighers(self, federation: Federation) -> list[Weigher]:
         """Return the weighers of the methods for any clients, such as those of a network."""
         return _Methods(self, federation).weighers()
+
+    def compositions(self, federation: Federation, start: FloatArray) -> dict[str, Composition]:
+        """Return how the methods train a model of any kind, from ``start`` (P,)."""
+        return _Methods(self, federation).compositions(start)
 
     def stages(self, federation: Federation) -> Stages:
         """Return how both stages are fitted."""
@@ -378,6 +382,9 @@ class Stages:
         return Participation(members, steps, how, store=None if among else panel(how.estimator))
 
 
+_FITTED_ENROLLMENT = frozenset({Probabilities.FITTED, Probabilities.GAPS, Probabilities.RATES})
+
+
 @final
 class _Methods:
     """The weighers and compositions of a scenario's methods."""
@@ -400,9 +407,8 @@ class _Methods:
                 weighers.append(Weigher(state, self._source(kind), methods))
         return weighers
 
-    def compositions(self) -> dict[str, Composition]:
-        """Return how each method trains."""
-        start = np.zeros(self._federation.rows.n_parameters)
+    def compositions(self, start: FloatArray) -> dict[str, Composition]:
+        """Return how each method trains, from a model (P,)."""
         rules = self._scenario.rules
         return {
             r.name: Composition.of(
@@ -478,7 +484,7 @@ class _Methods:
             if truth is None:
                 raise InputError("The oracle needs true enrollment probabilities.")
             prob = truth
-        elif kind in {Probabilities.FITTED, Probabilities.GAPS} and fitted:
+        elif fitted and kind in _FITTED_ENROLLMENT:
             prob = self._stages.enrollment_prob
         return EnrollmentState(
             unit_ids=population.unit_ids,
@@ -492,15 +498,19 @@ class _Methods:
 
     def _source(self, kind: Probabilities) -> ParticipationSource:
         size = len(self._federation.population.unit_ids)
-        if kind is Probabilities.NONE:
-            return NoParticipation()
-        if kind is Probabilities.TRUE:
-            return TrueParticipation()
-        if kind is Probabilities.GAPS:
-            return Gaps(size, self._scenario.rules.fedau.cutoff)
-        if kind is Probabilities.COLLAPSED:
-            everyone = self._stages.participation(collapsed=True)
-            return CollapsedParticipation(everyone, np.arange(size))
-        if self._scenario.propensity.known_participation:
-            return TrueParticipation()
-        return self._stages.participation()
+        made: Mapping[Probabilities, Callable[[], ParticipationSource]] = {
+            Probabilities.NONE: NoParticipation,
+            Probabilities.TRUE: TrueParticipation,
+            Probabilities.GAPS: lambda: Gaps(size, self._scenario.rules.fedau.cutoff),
+            Probabilities.RATES: lambda: ReplyShares(size),
+            Probabilities.COLLAPSED: lambda: CollapsedParticipation(
+                self._stages.participation(collapsed=True), np.arange(size)
+            ),
+            Probabilities.FITTED: self._fitted_source,
+        }
+        return made[kind]()
+
+    def _fitted_source(self) -> ParticipationSource:
+        """Return the learner, or the truth in its place where a scenario says so."""
+        known = self._scenario.propensity.known_participation
+        return TrueParticipation() if known else self._stages.participation()

@@ -40,15 +40,20 @@ RULE_LABELS = {
     "fedprox": "FedProx",
     "fednova": "FedNova",
     "fedau": "FedAU",
+    "debiased": "Debiased FedAvg",
     "scaffold": "SCAFFOLD",
     "mifa": "MIFA",
     "fedvarp": "FedVARP",
+    "fedawe": "FedAWE",
+    "focus": "FOCUS",
+    "f3ast": "F3AST",
+    "cafed": "CA-Fed",
     "amplified": "Amplified FedAvg",
     "fedavgm": "Server momentum",
     "fedadam": "FedAdam",
     "fedyogi": "FedYogi",
 }
-_RULE_MARKERS = dict(zip(RULE_LABELS, "v^<>sPXd*h", strict=True))
+_RULE_MARKERS = dict(zip(RULE_LABELS, "v^<>DsPXp8o1d*h", strict=True))
 _OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 SETTINGS: dict[Any, Any] = {
@@ -76,7 +81,7 @@ def look_of(method: str) -> Look:
     *rules, last = method.split("+")
     if last in RULE_LABELS:
         rules.append(last)
-        last = "participation-only" if "fedau" in rules else "fedavg"
+        last = "participation-only" if {"fedau", "debiased"} & set(rules) else "fedavg"
         return _joined(rules, _weighting_look(last), "")
     look = _weighting_look(last)
     return _joined(rules, look, look.label) if rules else look

@@ -80,6 +80,7 @@ class Source(Enum):
     UNCONVERGED_RATE = "reply rate, the model did not converge"
     FAILED_RATE = "reply rate, the fit failed"
     GAPS = "mean gap between replies"
+    FREQUENCY = "share of rounds replied in"
     KNOWN = "known"
     NONE = "not modelled"
 

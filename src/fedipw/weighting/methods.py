@@ -120,8 +120,8 @@ METHODS: Mapping[str, Method] = {
     },
 }
 RULES: tuple[str, ...] = (
-    "fedprox", "fednova", "fedau", "scaffold", "mifa", "fedvarp", "amplified", "fedavgm",
-    "fedadam", "fedyogi",
+    "fedprox", "fednova", "fedau", "debiased", "scaffold", "mifa", "fedvarp", "fedawe", "focus",
+    "f3ast", "cafed", "amplified", "fedavgm", "fedadam", "fedyogi",
 )  # fmt: skip
 
 

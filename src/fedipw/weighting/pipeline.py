@@ -65,6 +65,7 @@ class Probabilities(Enum):
     TRUE = "true"
     COLLAPSED = "collapsed"
     GAPS = "gaps"
+    RATES = "rates"
 
 
 class Base(Protocol):

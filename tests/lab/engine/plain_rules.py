@@ -48,6 +48,15 @@ class World:
         gradient: Vector = total / (last - first) + self.l2 * y
         return gradient
 
+    def loss(self, i: int, y: Vector) -> float:
+        """Return client i's regularised logistic loss, row by row."""
+        first, last = self.clients.offsets[i], self.clients.offsets[i + 1]
+        total = 0.0
+        for row in range(first, last):
+            u = float(np.append(self.clients.features[row], 1.0) @ y)
+            total += np.log(1.0 + np.exp(u)) - self.clients.labels[row] * u
+        return total / (last - first) + 0.5 * self.l2 * float(y @ y)
+
     def update(self, i: int, theta: Vector, mu: float = 0.0, shift: Vector | float = 0.0) -> Vector:
         """Return y_K - theta after K_i steps y -= eta (g + mu (y - theta) + shift)."""
         y: Vector = theta.copy()
@@ -159,6 +168,116 @@ def fedau(world: World, weighting: str) -> Vector:
     return theta
 
 
+def debiased(world: World, weighting: str) -> Vector:
+    theta, replies = start(world), dict.fromkeys(world.enrolled, 0)
+    for r, present in enumerate(world.rounds):
+        move = start(world)
+        for i in present:
+            replies[i] += 1
+            size = len(world.enrolled)
+            if weighting == "fedipw":
+                size = world.population.size * world.fitted_enrollment[i]
+            move = move + world.update(i, theta) / (size * replies[i] / (r + 1))
+        theta = theta + move
+    return theta
+
+
+def fedawe(world: World, weighting: str) -> Vector:
+    """Algorithm 1 of the paper, each client with a model of its own."""
+    omega, size = world.omega(weighting), world.scenario.rules.fedawe.size
+    own = {i: start(world) for i in world.enrolled}
+    tau = dict.fromkeys(world.enrolled, -1)
+    model = start(world)
+    for t, present in enumerate(world.rounds):
+        sent = {i: own[i] + size * (t - tau[i]) * world.update(i, own[i]) for i in present}
+        mass = sum(omega[i] for i in present)
+        model = sum((omega[i] / mass * sent[i] for i in present), start(world))
+        for i in present:
+            own[i], tau[i] = model, t
+    return model
+
+
+def focus(world: World, weighting: str) -> Vector:
+    """The authors' loop: the push is what the client's gradient changed, the server adds it up."""
+    theta, omega, tracked = start(world), world.omega(weighting), start(world)
+    last = {i: start(world) for i in world.enrolled}
+    for present in world.rounds:
+        push = start(world)
+        for i in present:
+            y, direction, before = theta, start(world), last[i]
+            for k in range(world.K[i]):
+                if k > 0:
+                    y = y - world.eta * direction
+                gradient = world.gradient(i, y)
+                direction = direction + gradient - last[i]
+                last[i] = gradient
+            push = push + omega[i] * (last[i] - before)
+        tracked = tracked + push
+        theta = theta - world.scenario.rules.focus.size * world.eta * tracked
+    return theta
+
+
+def f3ast(world: World, weighting: str) -> Vector:
+    theta, omega, rule = start(world), world.omega(weighting), world.scenario.rules.f3ast
+    rate: dict[int, float] = {}
+    for present in world.rounds:
+        most = len(present) if rule.capacity is None else min(rule.capacity, len(present))
+        if not rate:
+            rate = dict.fromkeys(world.enrolled, most / len(world.enrolled))
+        # the variance sum omega^2 / rate falls fastest in these clients' rates
+        used = sorted(present, key=lambda i: (-((omega[i] / rate[i]) ** 2), i))[:most]
+        for i in world.enrolled:
+            rate[i] = (1 - rule.beta) * rate[i] + rule.beta * (i in used)
+        move = sum((omega[i] / rate[i] * world.update(i, theta) for i in used), start(world))
+        theta = theta + move
+    return theta
+
+
+def cafed(world: World, weighting: str) -> Vector:
+    """Algorithm 1 of the paper with the total variation distance written out."""
+    theta, omega, rule = start(world), world.omega(weighting), world.scenario.rules.cafed
+    E = world.enrolled
+    least, heard = {}, {}
+    for i in E:
+        y = start(world)
+        for _ in range(rule.alone):
+            y = y - world.eta * world.gradient(i, y)
+        least[i] = world.loss(i, y)
+    path: dict[int, list[int]] = {i: [] for i in E}
+    for present in world.rounds:
+        now = {i: world.loss(i, theta) for i in present}
+        if not heard:
+            heard = dict.fromkeys(E, sum(now.values()) / len(now)) | now
+        else:
+            for i in present:
+                heard[i] = rule.smoothing * heard[i] + (1 - rule.smoothing) * now[i]
+        pi, lam = {}, {}
+        for i in E:
+            path[i].append(int(i in present))
+            pi[i] = (sum(path[i]) + 1) / (len(path[i]) + 2)
+            moves = list(zip(path[i][:-1], path[i][1:], strict=True))
+            stay = [(moves.count((s, s)) + 1) / (sum(m[0] == s for m in moves) + 2) for s in (0, 1)]
+            lam[i] = stay[0] + stay[1] - 1
+
+        def error(q: dict[int, float]) -> float:
+            p = {i: pi[i] * q[i] for i in E}  # noqa: B023
+            p = {i: p[i] / sum(p.values()) for i in E}
+            excess = {i: heard[i] - least[i] for i in E}  # noqa: B023
+            distance = 0.5 * sum(abs(omega[i] - p[i]) for i in E)
+            bias = rule.bias * max(excess.values()) * distance**2
+            return float(sum(p[i] * excess[i] for i in E) + bias)
+
+        q = {i: omega[i] / pi[i] for i in E}
+        for order in (sorted(E, key=lambda i: -abs(lam[i])), sorted(E, key=lambda i: pi[i])):
+            for i in order:
+                tried = q | {i: 0.0}
+                if q[i] and any(tried.values()) and error(q) - error(tried) >= rule.tolerance:
+                    q = tried
+        if any(q[i] for i in present):
+            theta = theta + sum((q[i] * world.update(i, theta) for i in present), start(world))
+    return theta
+
+
 def amplified(world: World, weighting: str) -> Vector:
     theta = before = start(world)
     rule = world.scenario.rules.amplified
@@ -210,9 +329,14 @@ PLAIN = {
     "fedprox": fedprox,
     "fednova": fednova,
     "fedau": fedau,
+    "debiased": debiased,
     "scaffold": scaffold,
     "mifa": mifa,
     "fedvarp": fedvarp,
+    "fedawe": fedawe,
+    "focus": focus,
+    "f3ast": f3ast,
+    "cafed": cafed,
     "amplified": amplified,
     "fedavgm": fedavgm,
     "fedadam": fedadam,

@@ -12,7 +12,8 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.lab.clients import ArrayClients
-from fedipw.lab.engine import Simulation, Training
+from fedipw.lab.engine import RuleSettings, Simulation, Training
+from fedipw.lab.engine.intermittent import CAFed
 from fedipw.lab.engine.jaxtrainer import JaxTrainer
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import Testbed
@@ -33,8 +34,12 @@ def ridge(p: dict[str, jax.Array]) -> jax.Array:
 
 def run(training: Training, *, by_jax: bool) -> Simulation:
     """Return three rounds of rules that use every field of a task, by either trainer."""
-    methods = ("fedprox+fedipw", "fednova", "scaffold+fedipw")
-    made = Scenario(population=Testbed(size=60), rounds=3, methods=methods).simulation(limits=False)
+    methods = (
+        "fedprox+fedipw", "fednova", "scaffold+fedipw", "fednova+fedawe+fedipw", "focus", "cafed",
+    )  # fmt: skip
+    rules = RuleSettings(cafed=CAFed(alone=3))
+    scenario = Scenario(population=Testbed(size=60), rounds=3, methods=methods, rules=rules)
+    made = scenario.simulation(limits=False)
     data = made.federation.rows
     trainer = JaxTrainer(
         logistic,
@@ -94,13 +99,14 @@ def test_the_example_learns_and_prints_the_rows_of_its_page(digits: ModuleType) 
         assert values[0, 0] < np.log(10.0)  # better than knowing nothing
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fednova+fedipw"])
-def test_rules_that_need_plain_steps_refuse_another_optimizer(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rule"), [("scaffold", "SCAFFOLD"), ("fednova+fedipw", "FedNova"), ("focus", "FOCUS")]
+)
+def test_rules_that_need_plain_steps_refuse_another_optimizer(name: str, rule: str) -> None:
     made = Scenario(population=Testbed(size=30), methods=(name,)).simulation(limits=False)
     data = made.federation.rows
     images = ArrayClients(features=data.features, labels=data.labels, offsets=data.offsets)
     params = {"a": np.zeros(5), "b": np.zeros(())}
-    rule = "SCAFFOLD" if name == "scaffold" else "FedNova"
     with pytest.raises(InputError, match=f"{rule} needs local steps that are a step size times"):
         Simulation(
             made.federation,

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedipw.combining.memory import ControlVariates
 from fedipw.errors import InputError
 from fedipw.lab.engine import Amplified, Composition, LocalWork, RoundWork, RuleSettings, work_done
-from fedipw.lab.engine.rules import RULE_SETTINGS, FedAU, FedProx, Mifa
+from fedipw.lab.engine.intermittent import F3AST, CAFed, FedAWE, Focus
+from fedipw.lab.engine.rules import RULE_SETTINGS, FedAU, FedProx, Mifa, Scaffold
 from fedipw.lab.mechanisms import DataAvailability
-from fedipw.lab.recipes import RULES, recipe_named
+from fedipw.lab.recipes import INTERMITTENT, RULES, recipe_named
 from fedipw.lab.scenario import Scenario, Target, TrainingSettings
 from fedipw.lab.testbed import Testbed
 from fedipw.lab.theory import error_parts
@@ -27,6 +29,10 @@ SMALL = Scenario(
     rules=RuleSettings(
         fedprox=FedProx(mu=0.7),
         fedau=FedAU(cutoff=6),
+        fedawe=FedAWE(size=0.7),
+        focus=Focus(size=1.3),
+        f3ast=F3AST(beta=0.2, capacity=4),
+        cafed=CAFed(smoothing=0.3, alone=30, bias=1.5),
         amplified=Amplified(every=7, factor=1.6),
     ),
 )
@@ -57,7 +63,9 @@ def test_each_rule_alone_equals_its_plain_loop(rule: str, world: World) -> None:
     np.testing.assert_allclose(last_model(SMALL, rule), PLAIN[rule](world, ""), atol=1e-10, rtol=0)
 
 
-ENROLLMENT = {"scaffold": "fedipw", "mifa": "fedipw", "fedau": "fedipw"}  # no participation read
+ENROLLMENT = dict.fromkeys(  # they read no participation probabilities
+    ("scaffold", "mifa", "fedau", "debiased", *INTERMITTENT), "fedipw"
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -88,8 +96,38 @@ def test_mifa_can_wait_until_all_were_seen(wait: int) -> None:
         assert ("waiting" in str(history.note[0, r])) == still
 
 
+@pytest.mark.parametrize("weighting", ["", "fedipw"])
+def test_amplified_scaffold_renews_control_variates_once_a_period(weighting: str) -> None:
+    """Amplified SCAFFOLD: mean gradients of a period of rounds, and a longer stride after it."""
+    rules = RuleSettings(scaffold=Scaffold(every=4), amplified=Amplified(every=4, factor=1.5))
+    scenario = replace(SMALL, rounds=11, rules=rules)
+    world = World(scenario)
+    omega, theta, before = world.omega(weighting), np.zeros(6), np.zeros(6)
+    own = {i: np.zeros(6) for i in world.enrolled}
+    heard: dict[int, list[np.ndarray]] = {i: [] for i in world.enrolled}
+    for r, replies in enumerate(world.rounds):
+        c, move = sum(omega[i] * own[i] for i in world.enrolled), np.zeros(6)
+        for i in replies:
+            y = theta
+            for _ in range(world.K[i]):
+                gradient = world.gradient(i, y)
+                heard[i].append(gradient / world.K[i])
+                y = y - world.eta * (gradient - own[i] + c)
+            move = move + (y - theta) / len(replies)
+        theta = theta + move
+        if (r + 1) % 4 == 0:
+            theta = before + 1.5 * (theta - before)
+            before = theta
+            for i in world.enrolled:
+                if heard[i]:
+                    own[i] = sum(heard[i]) * world.K[i] / len(heard[i])
+                heard[i] = []
+    name = "amplified+scaffold" + (f"+{weighting}" if weighting else "")
+    np.testing.assert_allclose(last_model(scenario, name), theta, atol=1e-10, rtol=0)
+
+
 WEIGHTINGS = ("", "fedipw", "fedipw-hajek", "calibrated-entropy", "greg", "efficient", "oracle")
-REFUSED = {"fedau+oracle"}
+REFUSED = {"fedau+oracle", "debiased+oracle"}
 BATCHED = replace(
     SMALL,
     rounds=9,
@@ -106,7 +144,15 @@ JOINED = [
 
 @pytest.mark.parametrize("name", JOINED)
 def test_every_method_resumes_from_its_files_to_the_same_bytes(name: str, tmp_path: Path) -> None:
-    scenario = replace(BATCHED, methods=(name,))
+    resumes(replace(BATCHED, methods=(name,)), name, tmp_path)
+
+
+def test_control_variates_of_a_period_resume_in_the_middle_of_it(tmp_path: Path) -> None:
+    rules = replace(BATCHED.rules, scaffold=Scaffold(every=3))
+    resumes(replace(BATCHED, methods=("scaffold",), rules=rules), "scaffold", tmp_path)
+
+
+def resumes(scenario: Scenario, name: str, tmp_path: Path) -> None:
     whole, first, second = (scenario.simulation() for _ in range(3))
     whole.advance(9)
     first.advance(4)
@@ -200,7 +246,10 @@ def test_work_with_a_pull_is_the_sum_of_its_powers() -> None:
 
 # What they mend and what they do not (the testbed at full size, 300 rounds, 3 seeds).
 
-LIMITS = ("participation-only", "fedipw", "scaffold", "scaffold+fedipw", "mifa", "mifa+fedipw")
+LIMITS = (
+    "participation-only", "fedipw", "scaffold", "scaffold+fedipw", "mifa", "mifa+fedipw", "focus",
+    "focus+fedipw",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +269,7 @@ def excess() -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in found.items()}
 
 
-@pytest.mark.parametrize("rule", ["scaffold", "mifa"])
+@pytest.mark.parametrize("rule", ["scaffold", "mifa", "focus"])
 def test_memory_alone_stays_at_the_level_of_participation_only(
     rule: str, excess: dict[str, np.ndarray]
 ) -> None:
@@ -229,7 +278,7 @@ def test_memory_alone_stays_at_the_level_of_participation_only(
     assert (excess[rule] > 5 * excess["limit of fedipw"]).all()
 
 
-@pytest.mark.parametrize("rule", ["scaffold", "mifa"])
+@pytest.mark.parametrize("rule", ["scaffold", "mifa", "focus"])
 def test_memory_under_enrollment_weights_reaches_fedipws_limit(
     rule: str, excess: dict[str, np.ndarray]
 ) -> None:
@@ -283,6 +332,14 @@ def test_unequal_local_work_breaks_fedipw_and_fednova_or_scaffold_mends_it() -> 
         ("fedau+fedavg", "reads no estimated participation probabilities"),
         ("fedau+scaffold", "reads no participation probabilities"),
         ("fednova+scaffold", "nothing to even out"),
+        ("fednova+focus", "keeps gradients, not updates, so fednova has nothing to even out"),
+        ("fedawe+mifa", "both decide what is remembered of each client"),
+        ("fedadam+fedawe", "averages the clients' models .* so fedadam has no update to step by"),
+        ("fedawe+augmented", "both decide what is remembered of updates"),
+        ("cafed+collapsed", "one model for both stages, so no enrollment weights"),
+        ("debiased+f3ast", "f3ast reads no participation probabilities, so debiased has nothing"),
+        ("debiased+oracle", "so debiased has nothing to replace"),
+        ("fedau+debiased", "both decide where participation probabilities come from"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(name: str, reason: str) -> None:
@@ -292,7 +349,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(name: str, reason:
 
 def test_a_secure_sum_refuses_methods_that_read_single_updates() -> None:
     secure = TrainingSettings(secure_sum=True)
-    for name in ("mifa", "scaffold+fedipw", "efficient", "fedvarp"):
+    for name in ("mifa", "scaffold+fedipw", "efficient", "fedvarp", "fedawe", "cafed"):
         with pytest.raises(InputError, match=r"secure sum shows the server none of them"):
             Scenario(methods=(name,), training=secure)
     Scenario(methods=("fednova+fedipw", "fedadam+fedipw", "fedprox", "fedau"), training=secure)
@@ -327,6 +384,16 @@ def test_trimming_refuses_methods_without_weights_of_replies() -> None:
         (lambda: FedAU(cutoff=0), "cutoff must be at least 1"),
         (lambda: Mifa(wait=0), "wait must be at least 1"),
         (lambda: Amplified(every=0), "every must be at least 1"),
+        (lambda: Scaffold(every=0), "every must be at least 1"),
+        (lambda: ControlVariates(np.ones(1, bool), np.ones(1), np.zeros(2), every=0), "at least 1"),
+        (lambda: FedAWE(size=0.0), "size"),
+        (lambda: Focus(size=float("nan")), "size"),
+        (lambda: F3AST(beta=0.0), r"beta must lie in \(0, 1\]"),
+        (lambda: F3AST(capacity=0), "capacity must be at least 1 client"),
+        (lambda: CAFed(smoothing=1.0), r"smoothing must lie in \[0, 1\)"),
+        (lambda: CAFed(tolerance=-1.0), "tolerance must be 0 or more"),
+        (lambda: CAFed(bias=float("inf")), "bias must be 0 or more"),
+        (lambda: CAFed(alone=0), "alone must be at least 1 local step"),
         (lambda: Amplified(factor=float("inf")), "factor"),
         (
             lambda: replace(

@@ -15,6 +15,7 @@ from fedipw.lab.engine.rules import RuleSettings, work_done
 from fedipw.lab.recipes import Slot
 
 if TYPE_CHECKING:
+    from fedipw.lab.engine.intermittent import IntermittentRule
     from fedipw.lab.engine.local import RoundWork, Trainer
     from fedipw.lab.engine.server import ServerStep
     from fedipw.lab.recipes import Recipe
@@ -67,13 +68,14 @@ class Composition:
     evened: bool = False  # whether updates are divided by the work behind them (O16)
     server: ServerStep | None = None  # its own server step; the run's otherwise
     memory: Memory | None = None  # what it remembers
+    intermittent: IntermittentRule | None = None  # in place of memory, for clients that come and go
     memory_weights: MemoryWeights | None = None  # under which enrollment weights
     reply_scale: float = 1.0  # of the replies' weights where memory has a use of them
     regression: Regressed | None = None  # of updates on balance columns (O20)
     _mean_work: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if (self.memory is None) != (self.memory_weights is None):
+        if (self._keeps is None) != (self.memory_weights is None):
             raise InputError("Memory and its enrollment weights come together.")
 
     @classmethod
@@ -86,19 +88,21 @@ class Composition:
         regression: Regressed | None = None,
     ) -> Composition:
         """Return a method's composition; one with memory needs weights for it."""
-        memory = None
+        memory = rule = None
         if recipe.memory is not None:
             if memory_weights is None:
                 raise InputError(f"{recipe.name} needs enrollment weights for its memory.")
             enrolled = memory_weights.weighing.state.enrolled
-            memory = settings.memory(recipe, enrolled, memory_weights.enrollment_weights, start)
+            of = (recipe, enrolled, memory_weights.enrollment_weights, start)
+            memory, rule = settings.memory(*of), settings.intermittent(*of)
         return cls(
             recipe.weighting,
             proximal=settings.proximal(recipe),
             evened=Slot.WORK in recipe.rules,
             server=settings.server(recipe),
             memory=memory,
-            memory_weights=None if memory is None else memory_weights,
+            intermittent=rule,
+            memory_weights=None if recipe.memory is None else memory_weights,
             reply_scale=memory_weights.scale if memory_weights and recipe.weighs_replies else 1.0,
             regression=regression,
         )
@@ -113,10 +117,11 @@ class Composition:
             )
         if not (self.follows_work or trainer.plain_sgd):
             raise InputError(
-                f"{'FedNova' if self.evened else 'SCAFFOLD'} needs local steps that are a step "
-                "size times a gradient, and these clients have an optimizer of their own: leave "
-                "it, or the rule, out."
+                f"{self._stepwise} needs local steps that are a step size times a gradient, and "
+                "these clients have an optimizer of their own: leave it, or the rule, out."
             )
+        if self.intermittent is not None:
+            self.intermittent.begin(trainer, replace(task, proximal=self.proximal))
         if self.evened and self.memory_weights is not None:
             work = work_done(replace(task, proximal=self.proximal), trainer.work)
             self._mean_work = float(self.memory_weights.enrollment_weights[task.clients] @ work)
@@ -129,13 +134,33 @@ class Composition:
     @property
     def follows_work(self) -> bool:
         """Whether clients that do more local steps count for more."""
+        if self.intermittent is not None and not self.intermittent.follows_work:
+            return False
         return not (self.evened or isinstance(self.memory, ControlVariates))
+
+    @property
+    def counted(self) -> FloatArray | None:
+        """Share of each client's weight that counts now, (N,); none if all count whole."""
+        return None if self.intermittent is None else self.intermittent.counted
+
+    @property
+    def _stepwise(self) -> str:
+        """The rule that needs plain gradient steps, for messages."""
+        if self.evened:
+            return "FedNova"
+        return "SCAFFOLD" if self.intermittent is None else "FOCUS"
+
+    @property
+    def _keeps(self) -> Memory | IntermittentRule | None:
+        return self.memory or self.intermittent
 
     def total(self, trainer: Trainer, task: RoundWork, given: RoundWeights) -> MemorySum:
         """Return what takes the place of the weighted sum in (O3), (P,)."""
         weights = given.weights
         task = replace(task, proximal=self.proximal)
         scale = self._scale(task, trainer, weights)
+        if self.intermittent is not None:
+            return self.intermittent.total(trainer, task, given.replies.index, scale)
         if self.memory is None or self.memory_weights is None:
             if self.regression is not None:
                 return MemorySum(total=self.regression.step(trainer, task, given, scale))
@@ -160,11 +185,11 @@ class Composition:
 
     def state(self) -> dict[str, Any]:
         """Return the memory, if any."""
-        kept = self.memory or (self.regression and self.regression.rule)
+        kept = self._keeps or (self.regression and self.regression.rule)
         return kept.state() if kept else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved memory back."""
-        kept = self.memory or (self.regression and self.regression.rule)
+        kept = self._keeps or (self.regression and self.regression.rule)
         if kept:
             kept.restore(state)

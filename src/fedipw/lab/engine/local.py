@@ -275,6 +275,9 @@ class Trainer(Protocol):
     def sums(self, task: RoundWork, weights: FloatArray) -> FloatArray:
         """Return weighted sums of updates, (k, P), for rows of weights, (k, m)."""
 
+    def losses(self, theta: FloatArray, clients: IntArray | None = None) -> FloatArray:
+        """Return the loss of these clients or of all at a model (P,), (m,) or (N,)."""
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,6 +328,20 @@ class LogisticTrainer:
         )
         total: FloatArray = parts.sum(axis=0)
         return total
+
+    def losses(self, theta: FloatArray, clients: IntArray | None = None) -> FloatArray:
+        """Return the regularised loss of these clients or of all (O1), (m,) or (N,)."""
+        who, counts = (
+            np.arange(self.clients.size) if clients is None else clients,
+            self.clients.counts,
+        )
+        ends = np.cumsum(counts[who])
+        starts = ends - counts[who]
+        rows = np.arange(ends[-1]) + np.repeat(self.clients.offsets[who] - starts, counts[who])
+        u = self.clients.features[rows] @ theta[:-1] + theta[-1]
+        each = np.logaddexp(0.0, u) - self.clients.labels[rows] * u
+        means: FloatArray = np.add.reduceat(each, starts) / counts[who]
+        return means + 0.5 * self.l2 * float(theta @ theta)
 
     @property
     def _data(self) -> _Data:

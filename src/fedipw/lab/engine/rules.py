@@ -10,7 +10,15 @@ import numpy as np
 
 from fedipw.combining.memory import ControlVariates, LatestUpdates, Memory, UpdateMemory
 from fedipw.errors import InputError
-from fedipw.lab.engine.server import Adam, Amplified, Momentum, ServerStep, Yogi
+from fedipw.lab.engine.intermittent import (
+    F3AST,
+    CAFed,
+    FedAWE,
+    Focus,
+    IntermittentRule,
+    IntermittentSettings,
+)
+from fedipw.lab.engine.server import Adam, Amplified, Momentum, PlainStep, ServerStep, Yogi
 from fedipw.lab.gaps import CUTOFF
 from fedipw.lab.recipes import Recipe, Slot
 
@@ -55,8 +63,19 @@ class FedAU:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Debiased:
+    """Participation by the share of rounds a client replied in (B1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """Control variates (O15)."""
+    """Control variates (O15), renewed after ``every`` rounds."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"every must be at least 1 round, not {self.every}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +101,23 @@ class RuleSettings:
     fedprox: FedProx = field(default_factory=FedProx)
     fednova: FedNova = field(default_factory=FedNova)
     fedau: FedAU = field(default_factory=FedAU)
+    debiased: Debiased = field(default_factory=Debiased)
     scaffold: Scaffold = field(default_factory=Scaffold)
     mifa: Mifa = field(default_factory=Mifa)
     fedvarp: FedVarp = field(default_factory=FedVarp)
+    fedawe: FedAWE = field(default_factory=FedAWE)
+    focus: Focus = field(default_factory=Focus)
+    f3ast: F3AST = field(default_factory=F3AST)
+    cafed: CAFed = field(default_factory=CAFed)
     amplified: Amplified = field(default_factory=Amplified)
     fedavgm: Momentum = field(default_factory=lambda: Momentum(size=0.1))
     fedadam: Adam = field(default_factory=lambda: Adam(size=0.02))
     fedyogi: Yogi = field(default_factory=Yogi)
 
     def server(self, recipe: Recipe) -> ServerStep | None:
-        """Return the server's step of a method, none for the plain one."""
+        """Return the server's step of a method, none for the run's own."""
+        if recipe.intermittent is not None and recipe.intermittent.moves_model:
+            return PlainStep()
         name = recipe.rules.get(Slot.SERVER)
         return None if name is None else getattr(self, name)
 
@@ -100,10 +126,20 @@ class RuleSettings:
     ) -> Memory | None:
         """Return an empty memory of a method that has one; ``omega`` (N,) sums to one."""
         if recipe.memory == "scaffold":
-            return ControlVariates(enrolled, omega, start)
+            return ControlVariates(enrolled, omega, start, every=self.scaffold.every)
         if recipe.memory == "mifa":
             return LatestUpdates(enrolled, omega, start, wait=self.mifa.wait)
-        return None if recipe.memory is None else UpdateMemory(enrolled, omega, start)
+        keeps = recipe.memory is not None and recipe.intermittent is None
+        return UpdateMemory(enrolled, omega, start) if keeps else None
+
+    def intermittent(
+        self, recipe: Recipe, enrolled: BoolArray, omega: FloatArray, start: FloatArray
+    ) -> IntermittentRule | None:
+        """Return the rule of a method for clients that come and go, if it has one."""
+        if recipe.intermittent is None:
+            return None
+        settings: IntermittentSettings = getattr(self, recipe.intermittent.memory)
+        return settings.rule(enrolled, omega, start)
 
     def proximal(self, recipe: Recipe) -> float:
         """Return the pull of the local loss, 0 without FedProx."""

@@ -276,17 +276,18 @@ class Simulation:
                 invited = self.invited(draw.index)
                 prob = prob if invited is None else prob * invited.prob
                 limit.add(weighing, units, prob, work=work)
-            elif limit.rounds == 0:  # memory averages participation out, the same in every round
+            elif limit.rounds == 0 or composition.counted is not None:
+                # memory averages participation out, the same in every round but for who counts
                 of, ones = composition.memory_weights, np.ones(len(draw.replied))
                 limit.add(of.weighing, of.everyone(), ones, work=work)
 
     def _relative_work(self, composition: Composition) -> FloatArray | None:
-        """Return what unequal local work does to the clients' weights, (N,), if anything."""
+        """Return what unequal work and being left out do to the clients' weights, (N,)."""
         steps = self.training.steps
         if steps is None or not composition.follows_work:
-            return None
+            return composition.counted
         relative: FloatArray = steps / steps.mean()
-        return relative
+        return relative if composition.counted is None else relative * composition.counted
 
     def history(self) -> History:
         """Return everything so far."""

@@ -1,0 +1,1 @@
+"""Published results of others, and ours in the same settings."""
