@@ -60,9 +60,7 @@ class RecordedReplies:
 
     def taken(self, rows: IntArray) -> RecordedReplies:
         """Return the replies of some clients."""
-        return replace(
-            self, replied=self.replied[:, rows], covariates=self.covariates[:, rows]
-        )
+        return replace(self, replied=self.replied[:, rows], covariates=self.covariates[:, rows])
 
     def process(self, enrolled: BoolArray, rng: np.random.Generator) -> ParticipationProcess:
         """Return the rounds in order."""
@@ -285,9 +283,7 @@ def check_cells(frame: pl.DataFrame, names: Sequence[str], where: str) -> None:
     """Raise at the first missing column or cell; rows are counted from 1, without the header."""
     lacking = [name for name in names if name not in frame.columns]
     if lacking:
-        raise InputError(
-            f"{where} has no column {some(lacking)}; it has {some(frame.columns)}."
-        )
+        raise InputError(f"{where} has no column {some(lacking)}; it has {some(frame.columns)}.")
     for name in names:
         empty = frame[name].is_null()
         if frame[name].dtype.is_float():

@@ -248,7 +248,9 @@ class OuladPopulation(ObservedSource):
         check_cells(rounds, ["date"], f"{self.path / ASSESSMENTS[0]}, {self.presentation}, TMA")
         place = self.path / SUBMISSIONS[0]
         made = read(place, f"OULAD's {SUBMISSIONS[1]}")
-        check_cells(made, ["id_assessment", "id_student", "date_submitted", "is_banked"], str(place))
+        check_cells(
+            made, ["id_assessment", "id_student", "date_submitted", "is_banked"], str(place)
+        )
         in_time = made.join(rounds.select("id_assessment", "date"), on="id_assessment").filter(
             (pl.col("date_submitted") <= pl.col("date")) & (pl.col("is_banked") == 0)
         )
