@@ -41,6 +41,7 @@ from fedipw.tables.table import pandas_frame
 
 GROUPS_MAX = 200  # of one column
 _CELL = "(cell)"
+_CERTAIN = 1e-6  # of 1, within which a calibrated weight is 1 but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +344,7 @@ def _sensitivity(
     if not sample.enrollment.fraction.any():
         reason = "the population's size is not known, so enrollment has no probabilities"
         return (), reason, None
+    kappa = np.where(np.abs(kappa - 1.0) < _CERTAIN, 1.0, kappa)
     if (kappa < 1.0).any():
         reason = (
             f"{int((kappa < 1.0).sum())} enrolled clients stand for less than themselves, so their "

@@ -503,9 +503,12 @@ class ObservedPopulation(ObservedSource):
                 raise InputError(f"{self.path}: {self.reply_rate} must hold numbers.")
             return DrawnReplies(rate=column.cast(pl.Float64).to_numpy())
         assert self.rounds is not None
-        rounds = read(self.rounds, "the replies: round, unit_id, replied", id=self.id)
         if self.rounds.is_dir():
-            rounds = rounds.select(*_KEYS, *Ledger(self.rounds, id=self.id).covariates)
+            ledger = Ledger(self.rounds, id=self.id)
+            ledger.require_rounds()
+            rounds = ledger.scan().select(*_KEYS, *ledger.covariates).collect()
+        else:
+            rounds = read(self.rounds, "the replies: round, unit_id, replied", id=self.id)
         return recorded(rounds, clients, cycle=True, where=str(self.rounds))
 
     def rows(self, tables: ObservedTables) -> ModelRows:
