@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedipw.audit.gather import audit_facts, metric_part
 from fedipw.audit.values import Audit
-from fedipw.audit.verdict import judged
+from fedipw.audit.verdict import DEPENDENCE, judged
 from fedipw.evaluation.evaluate import EvaluationPlan
 from fedipw.evaluation.logged import Metrics, logged_two_phase
 from fedipw.lab.clients import ClientData
@@ -74,7 +74,9 @@ def audited(where: Path) -> Audit:
 def answers(found: Audit) -> tuple[str, str, str]:
     """Return whether enrollment and participation are biased, and whether weighting pays."""
     assert found.verdict is not None
-    first, second, _, worth, _ = found.verdict.findings
+    first, second, _, worth, depends, *_ = found.verdict.findings
+    assert depends.question == DEPENDENCE.question
+    assert depends.answer == "No"  # selection is on covariates alone
     if worth.answer == "No":
         assert "weighting does not help" in f"{found.verdict.headline} {worth.text}".lower()
     return first.answer, second.answer, worth.answer

@@ -10,6 +10,7 @@ import pytest
 from fedipw.audit.values import Audit, FitKind, Level
 from fedipw.audit.verdict import break_even, verdict
 from fedipw.evaluation.balance import BalanceCell
+from fedipw.evaluation.dependence import Dependence
 
 from .handmade import (
     BIASED,
@@ -439,3 +440,32 @@ def test_what_is_left_out_for_missing_values_is_not_corrected() -> None:
     (line,) = verdict(sized(BIASED, population_known=9_000.0)).uncorrected
     assert line.startswith("1,000 clients with a missing value or an unknown level")
     assert verdict(BIASED).uncorrected == ()
+
+
+@pytest.mark.parametrize(
+    ("dependence", "answered"),
+    [
+        (Dependence(odds_ratio=2.0, low=1.8, high=2.2, errors=14.0, clients=900), "Yes"),
+        (Dependence(odds_ratio=0.5, low=0.4, high=0.6, errors=-9.0, clients=900), "Yes"),
+        (Dependence(odds_ratio=1.2, low=1.1, high=1.3, errors=5.0, clients=900), "No"),
+        (Dependence(odds_ratio=2.0, low=0.9, high=4.4, errors=1.8, clients=40), "No"),
+    ],
+)
+def test_replies_that_depend_on_the_metric_are_not_corrected(
+    dependence: Dependence, answered: str
+) -> None:
+    part = replace(metric(-0.05, 0.01, 0.002), dependence=dependence)
+    audit = replace(BIASED, metric=part)
+    found = answer(audit, "Do replies depend")
+    assert found.answer == answered
+    assert found.level == ("bad" if answered == "Yes" else "good")
+    correction = answer(audit, "Can weights correct it")
+    assert (correction.answer == "Not fully") == (answered == "Yes")
+    steps = " ".join(verdict(audit).next_steps)
+    assert ("report bounds of both" in steps) == (answered == "Yes")
+
+
+def test_without_a_metric_of_several_rounds_nothing_is_said_of_dependence() -> None:
+    for audit in (BIASED, replace(BIASED, metric=metric(-0.05, 0.01, 0.002))):
+        questions = [one.question for one in verdict(audit).findings]
+        assert not any(one.startswith("Do replies depend") for one in questions)

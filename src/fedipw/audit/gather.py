@@ -498,6 +498,7 @@ def metric_part(
         hidden=len(small),
         gain=_known(found.moved.gain),
         sensitivity_reason=found.sensitivity_reason,
+        dependence=found.dependence,
     )
 
 

@@ -376,6 +376,8 @@ def _metric(part: MetricPart | None) -> Iterator[SortTable]:
         "low": Column("Low"),
         "high": Column("High"),
         "weight_error": Column("Weight error", "number", "centred, at this odds ratio"),
+        "both_low": Column("Low, replies too", "number", "if it moves the odds of replies, too"),
+        "both_high": Column("High, replies too", "number", "if it moves the odds of replies, too"),
     }
     caption = "Bounds if something unobserved moves the odds of enrollment"
     yield _fields(caption, bounds, part.sensitivity)

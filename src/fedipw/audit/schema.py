@@ -179,6 +179,14 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "hidden": "groups of too few clients to be shown",
         "gain": "of mean squared error by weighting (E32)",
         "sensitivity_reason": "why there are no bounds",
+        "dependence": "of replies on the metric itself, where it can be seen (E64)",
+    },
+    "Dependence": {
+        "odds_ratio": "of a reply per standard deviation of the metric, given covariates",
+        "low": "lower end of its 95% interval",
+        "high": "upper end",
+        "errors": "log odds ratio over its standard error",
+        "clients": "clients whose metric is known from another round",
     },
     "EstimateLine": {
         "group": "everyone, or column = level",
@@ -198,6 +206,8 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "odds_ratio": "by which unobserved drivers may move the odds of enrollment",
         "low": "least weighted mean",
         "high": "largest weighted mean",
+        "both_low": "least weighted mean if they move the odds of every reply, too",
+        "both_high": "largest such mean",
         "weight_error": "largest centred error of the weights at this odds ratio",
     },
     "Verdict": {

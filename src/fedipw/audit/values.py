@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedipw.errors import InputError
 from fedipw.evaluation.balance import BalanceTable
+from fedipw.evaluation.dependence import Dependence
 from fedipw.evaluation.diagnostics import ReliabilityBin
 from fedipw.evaluation.evaluate import Sensitivity
 from fedipw.numerics.checks import some, visible
@@ -233,6 +234,7 @@ class MetricPart:
     hidden: int  # groups too small to be shown
     gain: float | None  # of mean squared error by weighting (E32)
     sensitivity_reason: str  # why there are no bounds
+    dependence: Dependence | None = None  # of replies on the metric (E64), where it can be seen
 
 
 class Level(StrEnum):

@@ -29,6 +29,8 @@ from fedipw.evaluation.balance import (
     BalanceLine,
     BalanceTable,
 )
+from fedipw.evaluation.dependence import ERRORS as BEYOND
+from fedipw.evaluation.dependence import ODDS_RATIO
 from fedipw.numerics.checks import some
 from fedipw.selection.overlap import Cell
 from fedipw.selection.saved import ENROLLMENT
@@ -71,8 +73,9 @@ CORRECTION: Final = Question(
     "Can weights correct it?",
     f"Not fully if enrollment has no model, a model has no maximum without a penalty, a subgroup "
     "has nobody enrolled, or nobody who ever replied, that a fair selection of clients would leave "
-    f"empty with a chance below {LEFT_EMPTY:g}, or a weighted difference stays above {SMD:g} and "
-    "chance; with care if another subgroup is empty or silent, more than "
+    f"empty with a chance below {LEFT_EMPTY:g}, a weighted difference stays above {SMD:g} and "
+    "chance, or replies depend on the metric itself; with care if another subgroup is empty or "
+    "silent, more than "
     f"{BELOW:.0%} of the population is below the probability threshold, 1% of the weights hold "
     f"more than {HEAVY:.0%} of their sum, the design effect exceeds {DEFF:g}, or weights are "
     "negative.",
@@ -88,6 +91,12 @@ WORTH_EXPECTED: Final = Question(
     "With n clients that replied, design effect d, largest difference B before and B' after "
     "weighting, it pays for a metric whose correlation with the worst column exceeds "
     "sqrt(((d - 1) / n) / (B^2 - B'^2)); below 0.2 it probably does, from 1 on it cannot.",
+)
+DEPENDENCE: Final = Question(
+    "Do replies depend on the metric itself?",
+    "Yes if, among clients with the same fitted probability, a standard deviation of the metric in "
+    f"a client's other rounds changes its odds of a reply by a factor of {ODDS_RATIO:g} or more, "
+    f"up or down, beyond {BEYOND:g} standard errors (E64). It cannot be seen in a single round.",
 )
 UPDATES: Final = Question(
     "Do updates show that enrollment weights matter?",
@@ -116,7 +125,15 @@ def verdict(audit: Audit, means: Means | None = None) -> Verdict:
     correction, worth = _correction(audit), _worth(audit)
     return Verdict(
         headline=_headline(enrollment, participation, correction, worth),
-        findings=(enrollment, participation, correction, worth, *_updates(audit), _models(audit)),
+        findings=(
+            enrollment,
+            participation,
+            correction,
+            worth,
+            *_dependence(audit),
+            *_updates(audit),
+            _models(audit),
+        ),
         uncorrected=tuple(_uncorrected(audit)),
         next_steps=(*_use(audit, correction, worth), *_next(audit)),
         training=advice(audit, means or Means()),
@@ -353,7 +370,32 @@ def _obstacles(audit: Audit) -> list[str]:
         out.append("Enrollment has no model, so weights do not correct for it.")
     if gap is not None and gap.above:
         out.append(f"After weighting {some(gap.above)} still differ(s), by up to {gap.words}.")
+    if _replies_depend(audit):
+        out.append(
+            "Replies depend on the metric itself, beyond the covariates: weights made of these "
+            "leave a bias in it."
+        )
     return out
+
+
+def _replies_depend(audit: Audit) -> bool:
+    found = None if audit.metric is None else audit.metric.dependence
+    return found is not None and found.matters
+
+
+def _dependence(audit: Audit) -> Iterator[Finding]:
+    """Yield whether replies depend on the metric, where that can be seen."""
+    found = None if audit.metric is None else audit.metric.dependence
+    if found is None or audit.metric is None:
+        return
+    text = f"Given the covariates, clients have {found.words}, by {found.clients:,} clients whose "
+    text += f"{audit.metric.name} is known from another round."
+    if not found.matters:
+        yield DEPENDENCE.answered("No", Level.GOOD, text)
+        return
+    text += " What is estimated is biased towards clients that reply often, and of clients that "
+    text += "never reply nothing is known."
+    yield DEPENDENCE.answered("Yes", Level.BAD, text)
 
 
 def _cautions(audit: Audit) -> list[str]:
@@ -626,6 +668,12 @@ def _next(audit: Audit) -> tuple[str, ...]:
         out.append("A population table, or totals of more columns and products, would show more.")
     if not audit.sizes.rounds:
         out.append("Keep a ledger of rounds: without it participation cannot be corrected.")
+    if _replies_depend(audit):
+        out.append(
+            "Find covariates that explain why clients with another metric reply (--history adds "
+            "their past replies), follow up clients that do not reply, and report bounds of both "
+            "stages (fedipw evaluate --sensitivity) beside any estimate."
+        )
     metric = audit.metric
     if metric is None:
         out.append("Give the clients' metric (--metrics) to see how much selection matters for it.")

@@ -235,7 +235,8 @@ def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: 
         say(
             f"If unobserved drivers move the odds of enrollment by up to {bounds.odds_ratio:g}: "
             f"{bounds.low:.5g} to {bounds.high:.5g}; centred error of the weights up to "
-            f"{bounds.weight_error:.3g}."
+            f"{bounds.weight_error:.3g}. If they move those of replies too: {bounds.both_low:.5g} "
+            f"to {bounds.both_high:.5g}."
         )
     at = found.reverses_at
     if at is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from fedipw.errors import InputError
+from fedipw.evaluation.dependence import Dependence, reply_dependence
 from fedipw.evaluation.estimators import (
     MEAN,
     Estimate,
@@ -40,16 +41,19 @@ from fedipw.tables.table import pandas_frame
 
 GROUPS_MAX = 200  # of one column
 _CELL = "(cell)"
+_CERTAIN = 1e-6  # of 1, within which a calibrated weight is 1 but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Bounds of Hájek's mean if unobserved drivers move the odds of enrollment."""
+    """Bounds of Hájek's mean if unobserved drivers move the odds of selection."""
 
     odds_ratio: float
-    low: float
+    low: float  # of enrollment alone
     high: float
-    weight_error: float  # largest centred error of the weights at this odds ratio
+    weight_error: float  # largest centred error of the enrollment weights at this odds ratio
+    both_low: float | None = None  # of enrollment and of every reply
+    both_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Evaluation:
     reverses_at: float | None  # odds ratio at which the bounds reach the value asked about
     notes: tuple[str, ...]
     replicates: ReplicateWeights | None = None
+    dependence: Dependence | None = None  # of replies on the metric, where it can be seen (E64)
 
     def of(self, estimator: str, group: str = "everyone", statistic: str = MEAN) -> Estimate:
         """Return one estimate by name."""
@@ -112,6 +117,7 @@ class Evaluation:
             "sensitivity": [asdict(s) | {"reverses_at": at} for s in self.sensitivity],
             "sensitivity_reason": self.sensitivity_reason,
             "notes": list(self.notes),
+            "dependence": None if self.dependence is None else asdict(self.dependence),
             "replicates": None if self.replicates is None else self.replicates.to_json(),
         }
 
@@ -179,6 +185,9 @@ def evaluated(
     order = {group.name: k for k, group in enumerate(groups)}
     lines.sort(key=lambda line: order.get(line.group, len(order)))
     bounds, reason, reverses_at = _sensitivity(logged, plan)
+    dependence = reply_dependence(sample, values)
+    if dependence is not None and dependence.matters:
+        notes = (*notes, depends(dependence))
     return Evaluation(
         method=method,
         rounds=sample.rounds,
@@ -192,6 +201,17 @@ def evaluated(
         replicates=replicate_weights(logged, stage, plan.replicates, plan.seed)
         if plan.replicates
         else None,
+        dependence=dependence,
+    )
+
+
+def depends(found: Dependence) -> str:
+    """Return the warning that replies depend on the metric itself."""
+    return (
+        f"Warning: replies depend on the metric itself, {found.words}, among clients with the same "
+        "fitted probability. No weight made of covariates corrects that, and intervals leave it "
+        "out: take the estimate as one of those who reply, or bound it by a sensitivity analysis "
+        "of both stages."
     )
 
 
@@ -324,6 +344,7 @@ def _sensitivity(
     if not sample.enrollment.fraction.any():
         reason = "the population's size is not known, so enrollment has no probabilities"
         return (), reason, None
+    kappa = np.where(np.abs(kappa - 1.0) < _CERTAIN, 1.0, kappa)
     if (kappa < 1.0).any():
         reason = (
             f"{int((kappa < 1.0).sum())} enrolled clients stand for less than themselves, so their "
@@ -340,9 +361,18 @@ def _sensitivity(
     found = []
     for odds_ratio in plan.odds_ratios:
         bounds = sensitivity_bounds(*rows, odds_ratio, groups=sample.client)
-        error = sensitivity_errors(1.0 / kappa, odds_ratio).centred
+        both = sensitivity_bounds(
+            *rows, odds_ratio, participation_odds_ratio=odds_ratio, groups=sample.client
+        )
         found.append(
-            Sensitivity(odds_ratio=odds_ratio, low=bounds.low, high=bounds.high, weight_error=error)
+            Sensitivity(
+                odds_ratio=odds_ratio,
+                low=bounds.low,
+                high=bounds.high,
+                weight_error=sensitivity_errors(1.0 / kappa, odds_ratio).centred,
+                both_low=both.low,
+                both_high=both.high,
+            )
         )
     value = plan.conclusion
     at = None if value is None else odds_ratio_at(value, *rows, groups=sample.client)

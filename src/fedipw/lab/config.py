@@ -29,6 +29,8 @@ from fedipw.lab.mechanisms import (
     TraceAvailability,
     TrendParticipation,
 )
+from fedipw.lab.observed import ObservedPopulation, ObservedSource
+from fedipw.lab.open_data import MichiganPopulation, OuladPopulation
 from fedipw.lab.real import RealPopulation, WaveParticipation
 from fedipw.lab.scenario import (
     PAPER_METHODS,
@@ -37,7 +39,7 @@ from fedipw.lab.scenario import (
     Target,
     TrainingSettings,
 )
-from fedipw.lab.testbed import Testbed
+from fedipw.lab.testbed import PopulationModel, Testbed
 from fedipw.numerics.checks import LARGEST, SMALLEST, shown
 
 T = TypeVar("T")
@@ -54,7 +56,13 @@ PARTICIPATION: Mapping[str, type] = {
     "trace": TraceAvailability,
     "waves": WaveParticipation,
 }
-POPULATION: Mapping[str, type] = {"testbed": Testbed, "real": RealPopulation}
+POPULATION: Mapping[str, type] = {
+    "testbed": Testbed,
+    "real": RealPopulation,
+    "observed": ObservedPopulation,
+    "michigan": MichiganPopulation,
+    "oulad": OuladPopulation,
+}
 _SECTIONS: Mapping[str, type] = {
     "enrollment": LogisticEnrollment,
     "training": TrainingSettings,
@@ -123,13 +131,26 @@ def scenario_of(table: Mapping[str, Any], path: Path) -> Scenario:
         if name in table:
             given[name] = _section(kind, table[name], f"{path}: [{name}]")
     if "population" in table:
-        where = f"{path}: [population]"
-        given["population"] = _of_kind(POPULATION, "testbed", table["population"], where)
+        given["population"] = _population(table, path)
     if "participation" in table:
         given["participation"] = _participation(table["participation"], path)
     if "rules" in table:
         given["rules"] = _rules(table["rules"], path)
     return Scenario(**{"methods": PAPER_METHODS, **given})
+
+
+def _population(table: Mapping[str, Any], path: Path) -> PopulationModel:
+    where = f"{path}: [population]"
+    model: Any = _of_kind(POPULATION, "testbed", table["population"], where)
+    if not isinstance(model, ObservedSource):
+        return model  # type: ignore[no-any-return]
+    for stage in ("enrollment", "participation"):
+        if stage in table:
+            raise InputError(
+                f"{path}: [{stage}] does not go with an observed population, whose {stage} is in "
+                "its tables; leave it out."
+            )
+    return model.at(path.parent)
 
 
 def _participation(table: Any, path: Path) -> ParticipationMechanism:

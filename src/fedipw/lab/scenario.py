@@ -36,9 +36,10 @@ from fedipw.lab.mechanisms import (
     enrollment_draw,
 )
 from fedipw.lab.mechanisms.base import score_of
+from fedipw.lab.observed import ObservedSource
 from fedipw.lab.real import WaveParticipation
 from fedipw.lab.recipes import Recipe, recipe_named
-from fedipw.lab.testbed import PopulationModel, Streams, Testbed
+from fedipw.lab.testbed import PopulationDraw, PopulationModel, Streams, Testbed
 from fedipw.lab.theory import FederatedLogistic, target_weights
 from fedipw.numerics.checks import check_positive, check_probability
 from fedipw.selection.classifiers import Estimator, estimator_named
@@ -192,7 +193,11 @@ class PropensitySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Population, selection, training and methods of one simulated run."""
+    """Population, selection, training and methods of one simulated run.
+
+    The mechanisms of ``enrollment`` and ``participation`` are not used where the population comes
+    with its selection (:class:`~fedipw.lab.observed.ObservedSource`).
+    """
 
     seed: int = 0
     rounds: int = 600
@@ -242,7 +247,12 @@ class Scenario:
     def has_limits(self) -> bool:
         """Whether limits can be computed: not from observed replies, nor from reply histories."""
         observed = isinstance(self.participation, TraceAvailability | WaveParticipation)
-        return not (observed or self.propensity.reads_history)
+        return not (observed or self.is_observed or self.propensity.reads_history)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether both stages come with the population, so that none is simulated."""
+        return isinstance(self.population, ObservedSource)
 
     def simulation(self, *, limits: bool = True) -> Simulation:
         """Return the run before its first round.
@@ -251,26 +261,35 @@ class Scenario:
         probabilities are known.
         """
         streams = Streams.of(self.seed)
-        drawn = self.population.draw(streams.population)
-        prob = self.enrollment(drawn.population)
-        enrolled = enrollment_draw(prob, streams.enrollment)
-        population = drawn.population.with_enrolled(enrolled)
-        process = self.participation.start(population, drawn.clients, streams.participation)
-        federation = Federation(
-            population=population,
-            clients=drawn.clients,
-            participation=process,
-            enrollment_prob=prob,
-        )
+        federation = self._federation(self.population.draw(streams.population), streams)
         built = _Methods(self, federation)
         weighers = built.weighers()
         return Simulation(
             replace(federation, invitations=built.invitations(weighers)),
             weighers,
-            self.training.training(population),
+            self.training.training(federation.population),
             streams.training,
             compositions=built.compositions(np.zeros(drawn.clients.n_parameters)),
             limits_from=self.rounds // 2 + 1 if limits else None,
+        )
+
+    def _federation(self, drawn: PopulationDraw, streams: Streams) -> Federation:
+        """Return the clients with both stages: as observed, or simulated."""
+        if drawn.observed is not None:
+            return Federation(
+                population=drawn.population.with_enrolled(drawn.observed.enrolled),
+                clients=drawn.clients,
+                participation=drawn.observed.process,
+            )
+        prob = self.enrollment(drawn.population)
+        population = drawn.population.with_enrolled(enrollment_draw(prob, streams.enrollment))
+        return Federation(
+            population=population,
+            clients=drawn.clients,
+            participation=self.participation.start(
+                population, drawn.clients, streams.participation
+            ),
+            enrollment_prob=prob,
         )
 
     def weighers(self, federation: Federation) -> list[Weigher]:
@@ -292,6 +311,9 @@ class Scenario:
             "participation_kind": type(self.participation).__name__,
             "population_kind": type(self.population).__name__,
         }
+        if self.is_observed:
+            for name in ("enrollment", "participation", "participation_kind"):
+                del named[name]
         if self.invitations is None:  # as before there were any: checkpoints go on
             del named["invitations"]
         plain: dict[str, Any] = json.loads(

@@ -17,7 +17,8 @@ from fedipw.numerics.logistic import sigmoids
 from fedipw.tables.population import Population
 
 if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, IntArray
+    from fedipw.lab.mechanisms.base import ParticipationProcess
+    from fedipw.numerics import BoolArray, FloatArray, IntArray
 
 _BLOCK_CLIENTS = 4096  # part of the definition of a draw: features and labels alternate by block
 
@@ -49,11 +50,23 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObservedSelection:
+    """Both stages of a population as they were observed."""
+
+    enrolled: BoolArray  # (N,)
+    process: ParticipationProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PopulationDraw:
-    """One finite population: its table (no enrollment yet) and every client's data."""
+    """One finite population: its table (no enrollment yet) and every client's data.
+
+    Selection is to be simulated unless it is ``observed``.
+    """
 
     population: Population
     clients: ClientData
+    observed: ObservedSelection | None = None
 
 
 class PopulationModel(Protocol):

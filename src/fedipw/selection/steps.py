@@ -222,9 +222,9 @@ class _Binding:
     ) -> _Binding:
         known = members.frame.lazy().select(ID, *members.covariates)
         if isinstance(rounds, Round):
-            ids = members.frame[ID][rounds.rows]
-            listed, where, everyone = rounds.table.lazy().with_columns(ids), Path("round 1"), True
-            columns = (*rounds.table.columns, ID)
+            ids = members.frame[ID][rounds.rows].to_frame()  # a round may have no other column
+            listed = ids.hstack(rounds.table.get_columns()).lazy()
+            columns, where, everyone = (*rounds.table.columns, ID), Path("round 1"), True
         else:
             columns = tuple(rounds.schema.names() if opening is None else opening.columns)
             where, coming = rounds.directory, [] if opening is None else [opening.lazy()]

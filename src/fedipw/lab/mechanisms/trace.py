@@ -44,7 +44,7 @@ class TraceAvailability:
             _aligned(part, number, population, covariates, self.path)
             for (number,), part in sorted(frame.group_by(["round"]), key=lambda item: item[0][0])
         ]
-        return TraceProcess(blocks, covariates, self)
+        return TraceProcess(blocks, covariates, cycle=self.cycle, where=str(self.path))
 
 
 def _read(path: Path) -> pl.DataFrame:
@@ -108,22 +108,24 @@ def _aligned(
 
 @final
 class TraceProcess(CountedProcess):
-    """A running :class:`TraceAvailability`."""
+    """Recorded rounds in order, such as a running :class:`TraceAvailability`."""
 
     def __init__(
         self,
         rounds: list[tuple[FloatArray, BoolArray]],
         columns: tuple[str, ...],
-        settings: TraceAvailability,
+        *,
+        cycle: bool,
+        where: str,
     ) -> None:
         super().__init__(None)
-        self.columns, self._rounds, self._settings = columns, rounds, settings
+        self.columns, self._rounds, self._cycle, self._where = columns, rounds, cycle, where
 
     def advance(self) -> RoundDraw:
         """Return the next round of the log."""
-        if self.round >= len(self._rounds) and not self._settings.cycle:
+        if self.round >= len(self._rounds) and not self._cycle:
             raise InputError(
-                f"{self._settings.path} holds {len(self._rounds)} rounds and round "
+                f"{self._where} holds {len(self._rounds)} rounds and round "
                 f"{self.round + 1} was asked for. Ask for fewer rounds or set cycle = true."
             )
         covariates, replied = self._rounds[self.round % len(self._rounds)]

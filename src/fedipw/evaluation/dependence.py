@@ -1,0 +1,179 @@
+"""Whether replies go with the metric itself: what weights by covariates assume and can be checked.
+
+Weights stand for clients that do not reply by those with the same covariates that do. That is right
+if, given the covariates, a reply has nothing to do with the metric. A client that replied in some
+rounds has shown its metric, so whether it replied in the others, too, can be held against it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, logit
+
+from fedipw.evaluation.phases import StepPhase
+from fedipw.evaluation.sample import TwoPhase
+from fedipw.numerics import FloatArray, IntArray
+from fedipw.selection.saved import block_prob
+
+ODDS_RATIO = 1.25  # of a reply per standard deviation of the metric, from which it matters
+ERRORS = 3.0  # standard errors it may be off by chance
+_FEWEST = 30  # clients with replies and others without, to look at all
+_STEPS = 50  # of Newton's method
+_CONVERGED = 1e-10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependence:
+    """How the odds of a reply change with a client's metric, given the covariates."""
+
+    odds_ratio: float  # per standard deviation of the metric
+    low: float  # of a 95% interval
+    high: float
+    errors: float  # log odds ratio over its standard error
+    clients: int  # whose metric is known from another round
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is beyond chance and large: ignoring it leaves a bias no weight removes."""
+        return abs(self.errors) > ERRORS and abs(math.log(self.odds_ratio)) > math.log(ODDS_RATIO)
+
+    @property
+    def words(self) -> str:
+        """The odds ratio for people, with its interval."""
+        return (
+            f"{self.odds_ratio:.2f} times the odds of a reply per standard deviation of the metric "
+            f"({self.low:.2f} to {self.high:.2f})"
+        )
+
+
+def reply_dependence(sample: TwoPhase, values: FloatArray) -> Dependence | None:
+    r"""Return how replies go with a metric beyond the fitted probabilities.
+
+    For client i and round r let :math:`u_{ir}` be the mean of its metric over its replies in all
+    rounds but r, each less the mean of its round, in standard deviations of the metric. Over all
+    rows of clients that have such a value
+
+    .. math:: \operatorname{logit} P(A_{ir} = 1) = a + b\, \operatorname{logit} \hat p_{ir}
+       + \gamma\, u_{ir} \qquad (E64)
+
+    by maximum likelihood, with standard errors between clients (or clusters), so a client's replies
+    may depend on each other. If replies are independent of the metric given the covariates,
+    :math:`\gamma = 0`: the reply in round r is left out of u, and what selects clients into the
+    rows is the past of others' rounds, in which replies do not depend on the metric either. Else a
+    client with another metric replies with other odds than its covariates say, and no weight made
+    of them corrects that. It shows nothing of clients that never reply.
+
+    None with a single round, without a fitted step of participation, or with fewer than 30 clients
+    in it that did and that did not reply. Of several steps (availability, reply) it is the one with
+    the largest :math:`|\gamma|` in standard errors.
+
+    Parameters
+    ----------
+    sample
+        Replies with both phases.
+    values
+        The metric of each reply, (m,).
+    """
+    centred, spread = _centred(sample, values)
+    if not spread > 0.0:
+        return None
+    found = [one for step in sample.steps for one in [_of_step(sample, step, centred)] if one]
+    return max(found, key=lambda one: abs(one.errors), default=None)
+
+
+def _centred(sample: TwoPhase, values: FloatArray) -> tuple[FloatArray, float]:
+    """Return values less the mean of their round in standard deviations, (m,), and the latter."""
+    counts = np.bincount(sample.round, minlength=sample.rounds)
+    means = np.bincount(sample.round, values, sample.rounds) / np.maximum(counts, 1)
+    apart = values - means[sample.round]
+    spread = float(apart.std())
+    scale = float(np.abs(values).max())
+    if not spread > 1e-12 * max(scale, 1e-300):  # rounding
+        return apart, 0.0
+    return apart / spread, spread
+
+
+class _Rows(NamedTuple):
+    """Rows of clients whose metric is known from another round."""
+
+    labels: FloatArray  # (k,) whether the step was passed
+    columns: FloatArray  # (k, 3) the constant, the fitted log odds, the metric
+    unit: IntArray  # (k,) cluster or client
+    client: IntArray  # (k,)
+
+
+def _of_step(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> Dependence | None:
+    rows = _rows(sample, step, centred)
+    both = [len(np.unique(rows.client[rows.labels == label])) for label in (0.0, 1.0)]
+    if min(both) < _FEWEST or not rows.columns[:, 2].std() > 0.0:
+        return None
+    flat = not rows.columns[:, 1].std() > 1e-9  # fitted odds that are all alike
+    X = rows.columns[:, [0, 2]] if flat else rows.columns
+    fitted = _logistic(X, rows.labels)
+    if fitted is None:
+        return None
+    beta, inverse = fitted
+    residual = rows.labels - expit(X @ beta)
+    scores = np.column_stack(
+        [np.bincount(rows.unit, residual * column, sample.units) for column in X.T]
+    )
+    spread = inverse @ (scores.T @ scores) @ inverse
+    gamma, error = float(beta[-1]), math.sqrt(float(spread[-1, -1]))
+    return Dependence(
+        odds_ratio=math.exp(gamma),
+        low=math.exp(gamma - 1.96 * error),
+        high=math.exp(gamma + 1.96 * error),
+        errors=gamma / error,
+        clients=len(np.unique(rows.client)),
+    )
+
+
+def _rows(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> _Rows:
+    n = sample.clients
+    sums = np.bincount(sample.client, centred, n)
+    counts = np.bincount(sample.client, minlength=n)
+    prob = block_prob(step.fit, step.frame)
+    labels, odds, metric, clients = [], [], [], []
+    for block in step.rows:
+        mine = step.clients[block.start : block.start + block.rows]
+        own, often = np.zeros(block.rows), np.zeros(block.rows)
+        first, last = np.searchsorted(step.replies, (block.start, block.start + block.rows))
+        here = step.replies[first:last] - block.start
+        own[here], often[here] = centred[first:last], 1.0
+        inside = mine < n
+        at = np.where(inside, mine, 0)
+        left = np.where(inside, counts[at] - often, 0.0)
+        known = left > 0.0
+        labels.append(block.labels[known].astype(np.float64))
+        odds.append(logit(prob(block)[known]))
+        metric.append((sums[at] - own)[known] / left[known])
+        clients.append(at[known])
+    client = np.concatenate([np.empty(0, dtype=np.int64), *clients])
+    unit = client if sample.clusters is None else sample.clusters.code[client]
+    columns = [np.concatenate([np.empty(0), *parts]) for parts in (odds, metric)]
+    return _Rows(
+        labels=np.concatenate([np.empty(0), *labels]),
+        columns=np.column_stack([np.ones(len(client)), *columns]),
+        unit=unit,
+        client=client,
+    )
+
+
+def _logistic(X: FloatArray, labels: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """Return coefficients and the inverse of the information; none where they run away."""
+    beta = np.zeros(X.shape[1])
+    for _ in range(_STEPS):
+        p = expit(X @ beta)
+        information = X.T @ (X * (p * (1.0 - p))[:, None])
+        if not np.linalg.cond(information) < 1.0 / np.finfo(np.float64).eps:
+            return None
+        inverse = np.linalg.inv(information)
+        move = inverse @ (X.T @ (labels - p))
+        beta = beta + move
+        if np.abs(move).max() < _CONVERGED:
+            return beta, inverse
+    return None
