@@ -352,8 +352,7 @@ def test_secrets_are_fresh_in_every_sum() -> None:
 # ---------------------------------------------------------------- shares and graphs
 
 
-def test_shares_below_the_threshold_say_nothing_of_the_seed() -> None:
-    """With one share less, every seed is as likely: those of two seeds have the same range."""
+def test_any_three_of_five_shares_give_the_seed_and_no_two_do() -> None:
     seed = masking.new_seed()
     shares = masking.shares_of(seed, 3, 5)
     for chosen in combinations(range(5), 3):
@@ -383,7 +382,7 @@ def test_neighbours_are_mutual_and_equally_many(clients: int, degree: int) -> No
 
 
 def test_the_bounds_are_those_of_an_enumeration() -> None:
-    """Of seven clients two are corrupt: count the placements in which two of four neighbours are."""
+    """Of seven clients two are corrupt: in how many placements two of four neighbours are."""
     graph = Graph(clients=7, degree=4, threshold=2)
     exposed = [len({2, 3, 4, 5}.intersection(bad)) >= 2 for bad in combinations(range(2, 8), 2)]
     tail = 7 * np.mean(exposed)

@@ -22,7 +22,7 @@ class Protocol:
     bits: int = 32
     degree: int | None = None
     bound: float = 1.0
-    changes: Changes = lambda stage, client, answer: answer
+    changes: Changes = lambda _stage, _client, answer: answer
     members: dict[int, Member] = field(default_factory=dict)
     sent: dict[str, dict[int, Wire]] = field(default_factory=dict)  # to clients
     heard: dict[str, dict[int, Wire]] = field(default_factory=dict)  # by the server
@@ -40,7 +40,7 @@ class Protocol:
         """Take all stages and return what was opened."""
         invitation, told = self.server.invitation, dict.fromkeys(self.vectors)
         near = self.server.keys(self._stage("keys", told, lambda i, _: self._begun(i, invitation)))
-        boxes = self.server.boxes(self._stage("boxes", near, lambda i, t: self._moved(i, t)))
+        boxes = self.server.boxes(self._stage("boxes", near, self._moved))
         opening = self.server.masked(self._stage("masked", boxes, self._masked))
         return self.server.shares(
             self._stage("shares", opening, lambda i, t: self.members[i].opened(t))

@@ -322,11 +322,11 @@ class Member:
                 self._box_key(key_of[other], near.own, other), box_of[other],
                 _pair(self.session, "box", other, near.own),
             )  # fmt: skip
-            half = (
-                slice(0, masking.SHARE) if place < len(told.alive) else slice(masking.SHARE, None)
-            )
-            whole = text is not None and len(text) == 2 * masking.SHARE
-            out.append(text[half] if whole and text is not None else b"")
+            if text is None or len(text) != 2 * masking.SHARE:
+                out.append(b"")
+                continue
+            own, lost = text[: masking.SHARE], text[masking.SHARE :]
+            out.append(own if place < len(told.alive) else lost)
         return Shares(session=self.session, shares=out)
 
     def to_plain(self) -> dict[str, Plain]:
