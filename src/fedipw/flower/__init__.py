@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fedipw.flower.inprocess import InProcessGrid
     from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
+    from fedipw.flower.private import Private
+    from fedipw.flower.private_client import PrivateClient
     from fedipw.flower.progress import RoundReport
     from fedipw.flower.screen import Screen
     from fedipw.flower.stopping import StopWhen
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ControlVariate", "Covariate", "FedIPW", "GaussianNoise", "InProcessGrid", "Invitations",
-    "Outcome", "RoundReport", "Screen", "StopWhen", "declined", "describes",
+    "Outcome", "Private", "PrivateClient", "RoundReport", "Screen", "StopWhen", "declined",
+    "describes",
 ]  # fmt: skip
 
 _HOMES = {
@@ -32,6 +35,8 @@ _HOMES = {
     "InProcessGrid": "inprocess",
     "Invitations": "invitations",
     "Outcome": "outcomes",
+    "Private": "private",
+    "PrivateClient": "private_client",
     "RoundReport": "progress",
     "Screen": "screen",
     "StopWhen": "stopping",
