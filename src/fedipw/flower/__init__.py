@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedipw.flower.private import Private
     from fedipw.flower.private_client import PrivateClient
     from fedipw.flower.progress import RoundReport
+    from fedipw.flower.recorder import RecordingGrid
     from fedipw.flower.screen import Screen
     from fedipw.flower.stopping import StopWhen
     from fedipw.flower.strategy import FedIPW
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ControlVariate", "Covariate", "FedIPW", "GaussianNoise", "InProcessGrid", "Invitations",
-    "Outcome", "Private", "PrivateClient", "RoundReport", "Screen", "StopWhen", "declined",
-    "describes",
+    "Outcome", "Private", "PrivateClient", "RecordingGrid", "RoundReport", "Screen", "StopWhen",
+    "declined", "describes",
 ]  # fmt: skip
 
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "Outcome": "outcomes",
     "Private": "private",
     "PrivateClient": "private_client",
+    "RecordingGrid": "recorder",
     "RoundReport": "progress",
     "Screen": "screen",
     "StopWhen": "stopping",
