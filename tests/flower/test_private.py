@@ -118,7 +118,7 @@ class World:
 
     def strategy(self, inner: Any = None, **settings: Any) -> FedIPW:
         plain = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-        how = {"spread": SPREAD, "minimum": 4} | settings.pop("how", {})
+        how = {"spread": SPREAD, "minimum": 4, "bits": 64} | settings.pop("how", {})
         given: dict[str, Any] = {
             "enrolled": self.ids, "targets": TARGETS, "ledger": self.where / "ledger",
             "screen": Screen(clip=50.0), "average": None, "private": Private(**how),
@@ -233,7 +233,7 @@ def test_unequal_invitations_are_corrected(tmp_path: Path) -> None:
 
 
 def test_augmentation_is_that_of_a_plain_loop(tmp_path: Path) -> None:
-    """The regression (O20) of updates on columns, from what eight clients sent in earlier rounds."""
+    """The regression (O20) of updates on columns, learnt from the sums of earlier rounds."""
     world, rounds, decay = World(tmp_path), 5, 0.99
     ours = theta(world.trained(rounds, how={"augmented": True}))
     b = np.column_stack([np.ones(CLIENTS), [world.columns(k) for k in range(CLIENTS)]])
