@@ -28,7 +28,7 @@ GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again
 RANK_TOL = 1e-10  # share of a column's square that columns before it leave unexplained
 _WIDE = 100  # columns up to which a fit is tried with no more rows, and told to separate
-_SUSPECT = 15.0  # |log odds| beyond which separation is looked for
+SUSPECT = 15.0  # |log odds| beyond which separation is looked for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -246,7 +246,7 @@ def fitted(
     if point[:-1][~kept[:-1]].any():
         point = np.where(kept, point, 0.0)
     found = run.minimum(point, kept, max_iter, decrement_tol)
-    suspect = not found.converged or run.largest > _SUSPECT
+    suspect = not found.converged or run.largest > SUSPECT
     positions = rows.separating(kept[:-1]) if suspect and l2 == 0.0 else ()
     return _result(
         names, frame, run, found, kept=kept, constant=constant, positions=positions, l2=l2
@@ -388,7 +388,7 @@ class _Run:
         those cases are looked at with care.
         """
         at = self.sums(point)
-        if self.largest > _SUSPECT or not _all_independent(at.hessian):
+        if self.largest > SUSPECT or not _all_independent(at.hessian):
             return None
         step = np.linalg.solve(at.hessian, at.gradient)
         decrement = float(step @ at.gradient)
