@@ -1,4 +1,4 @@
-"""Participation by secure sums against the pooled fit, and what it says when clients are missing."""
+"""Participation by secure sums against the pooled fit, and with clients that never answer."""
 
 from __future__ import annotations
 

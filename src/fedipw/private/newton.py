@@ -60,8 +60,8 @@ class RowPlan:
     def request(self, number: int, beta: FloatArray, move: FloatArray) -> SumRequest:
         """Return what a pass asks for at a point, (q + 1,), reached by a move, (q + 1,)."""
         public = {
-            "pass": number, "opened": 0, "beta": beta.tolist(), "move": move.tolist(), "low": self.low.tolist(),
-            "high": self.high.tolist(), "most_rows": self.most_rows,
+            "pass": number, "opened": 0, "beta": beta.tolist(), "move": move.tolist(),
+            "low": self.low.tolist(), "high": self.high.tolist(), "most_rows": self.most_rows,
         }  # fmt: skip
         return SumRequest(purpose=PARTICIPATION, length=_parts(public).length, public=public)
 
@@ -361,11 +361,11 @@ def private_fit(
 ) -> PrivateFit:
     r"""Fit participation over rows that stay with clients.
 
-    .. math:: \beta^{+} = \beta - \Big(\sum_i H_i(\beta)\Big)^{-1} \sum_i g_i(\beta) \qquad (M5)
+    .. math:: \beta^{+} = \beta - \Big(\sum_i H_i(\beta)\Big)^{-1} \sum_i g_i(\beta) \qquad (N1)
 
-    with the Hessian and score of client i in (P1), added by secure sums. Where clients number n,
-    the coding error of each mean is at most n times :math:`\tfrac12 h + 2^{-52} B` per row (M1), and
-    coefficients are off by no more than the inverse Hessian times it: use 64-bit words.
+    with the Hessian and score of client i in (P1), added by secure sums. Rounding moves the total
+    score by at most n times :math:`\tfrac12 h + 2^{-52} B` for n clients (M1), and coefficients by
+    the inverse Hessian times that: use 64-bit words.
 
     Separation is not searched for, as no row can be seen, but it is proved where it shows: a pass
     counts the rows on the wrong side of the present point and of the last step, and none on the
@@ -397,7 +397,5 @@ def private_fit(
     (True, 40, 360)
     """
     names = rows.plan.names
-    fit = fitted(
-        rows, names, frame=rows.plan.frame, max_iter=max_iter, decrement_tol=decrement_tol
-    )
+    fit = fitted(rows, names, frame=rows.plan.frame, max_iter=max_iter, decrement_tol=decrement_tol)
     return PrivateFit(fit=fit, passes=tuple(rows.passes), clients=rows.clients)
