@@ -35,6 +35,25 @@ class OnlineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnlineSums:
+    r"""The sums of one round: :math:`\sum e_i`, :math:`\sum e_i b_i`, :math:`\sum e_i b_i b_i'`.
+
+    All that (W18) learns from: whoever has them needs no client's weight and no client's columns.
+    """
+
+    count: float
+    first: FloatArray  # (q,)
+    second: FloatArray  # (q, q)
+
+    @classmethod
+    def of(cls, weights: FloatArray, b: FloatArray) -> Self:
+        """Return the sums of weights e, (m,), and standardised columns b, (m, q)."""
+        return cls(
+            count=float(weights.sum()), first=weights @ b, second=(weights[:, None] * b).T @ b
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OnlineState:
     r"""What calibration as you go has learnt.
 
@@ -99,12 +118,17 @@ class OnlineState:
 
     def learnt(self, base: FloatArray, b: FloatArray, settings: OnlineSettings) -> OnlineState:
         """Return the state after a round with these base weights, (m,), and columns, (m, q)."""
-        e, decay = base * self.factors(b, settings), settings.decay
+        e = base * self.factors(b, settings)
         if not (np.isfinite(e).all() and e.any()):
             return self
-        count = decay * self.count + float(e.sum())
-        first = decay * self.first + e @ b
-        second = decay * self.second + (e[:, None] * b).T @ b
+        return self.moved(OnlineSums.of(e, b), settings)
+
+    def moved(self, sums: OnlineSums, settings: OnlineSettings) -> OnlineState:
+        """Return the state after a round with these sums (W18)."""
+        decay = settings.decay
+        count = decay * self.count + sums.count
+        first = decay * self.first + sums.first
+        second = decay * self.second + sums.second
         m = first / count
         spread = second / count - np.outer(m, m) + settings.ridge * np.eye(len(m))
         move = settings.gain * (1.0 - decay) * np.linalg.solve(spread, m)
