@@ -16,7 +16,7 @@ from fedipw.flower.covariates import Covariate, declarations
 from fedipw.flower.register import Register
 from fedipw.flower.screen import Screen
 from fedipw.numerics.checks import some
-from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.selection.enrollment import EnrollmentStage, ListedEnrollment
 from fedipw.selection.steps import AVAILABILITY_COLUMNS, COLUMNS
 from fedipw.tables.columns import ID, OWN_COLUMNS
 from fedipw.tables.design import Missing
@@ -60,13 +60,15 @@ class RunConfig:
         augment: bool = True,
         examples: str | None = None,
         cluster: str | None = None,
+        private: bool = False,
     ) -> Self:
         """Return the configuration, its tables read and checked.
 
         ``ledger`` is the directory of the run, whose clients may have been others before;
         ``augment`` is whether the default method may keep sums of updates; ``examples`` is the
         column of numbers of samples where the target is the mean over samples; ``cluster`` that of
-        what clients share, the unit of standard errors.
+        what clients share, the unit of standard errors; ``private`` is whether clients keep their
+        covariates to themselves, so that the table lists identifiers alone.
         """
         if settings.missing == Missing.ERROR.value:
             raise InputError(
@@ -85,9 +87,15 @@ class RunConfig:
         if examples is not None:
             plan = _by_samples(plan, examples)
         register = Register.of(ledger, who.members)
-        stage = present = settings.stage(who.with_members(register.members), later=columns)
+
+        def stage_of(population: Population) -> EnrollmentStage:
+            if private:
+                return ListedEnrollment(population)
+            return settings.stage(population, later=columns)
+
+        stage = present = stage_of(who.with_members(register.members))
         if register.members.former is not None:
-            present = settings.stage(who, later=columns)
+            present = stage_of(who)
         shared = {
             "scheme": plan.method.name, "enrollment": settings.enrollment,
             "participation": settings.participation, "availability": settings.availability,

@@ -161,7 +161,7 @@ class Rounds:
     @property
     def ids(self) -> pl.Series:
         """Identifiers of the open round's clients, by place."""
-        return self.live.stage.members.frame[ID][self._rows]
+        return self.live.members.frame[ID][self._rows]
 
     def open(
         self,
@@ -193,7 +193,7 @@ class Rounds:
         # given available, and asked among them (P8)
         given = even if invite_prob is None else invite_prob
         prob[places[attendance.rows]] = attendance.ask_prob * given
-        table = self._admitted(attendance.table(self.live.stage.members))
+        table = self._admitted(attendance.table(self.live.members))
         table = table.with_columns(
             pl.Series(INVITED, flags),
             pl.Series(INVITE_PROB, prob).fill_nan(None),

@@ -491,6 +491,45 @@ class TotalsEnrollment(EnrollmentStage):
 
 
 @final
+class ListedEnrollment(EnrollmentStage):
+    """The enrolled are listed by identifier and nothing is known of them: no weight of theirs."""
+
+    def __init__(self, population: Population) -> None:
+        known = population.members.covariates
+        if known:
+            raise InputError(
+                f"{population.clients.name} has {some(map(repr, known))}: where clients keep their "
+                f"covariates to themselves, a table of {ID} alone is what the server needs."
+            )
+        self.population = population
+
+    @property
+    def size(self) -> float | None:
+        """The population's size, where it was given."""
+        return self.population.size
+
+    @property
+    def formula(self) -> str:
+        """Nothing is known that enrollment could depend on."""
+        return ""
+
+    def require(self, needs: Needs) -> None:
+        """Raise if a method needs anything of the clients."""
+        if needs.probabilities or needs.truth or needs.everyone or needs.balance:
+            raise InputError(f"{needs.method} needs covariates, and only identifiers are known.")
+
+    def fitted(self, present: BoolArray, *, required: bool) -> EnrollmentFit:
+        """Return that no probability is known."""
+        del present, required
+        return EnrollmentFit(prob=np.full(self.members.size, np.nan), known=~self.members.gone)
+
+    def balance(self, kind: str, enrolled: BoolArray) -> BalanceColumns:
+        """Raise: no column is known."""
+        del enrolled
+        raise InputError(f"Balance columns ({kind}) need covariates: only identifiers are known.")
+
+
+@final
 class SampleEnrollment(EnrollmentStage):
     """The rest is known by a reference sample: enrollment is fitted on both (P3)."""
 

@@ -26,11 +26,133 @@ if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.steps import Step
     from fedipw.tables.ledger import Round
+    from fedipw.tables.population import Members
     from fedipw.weighting.pipeline import Weighing
     from fedipw.weighting.weigher import RoundWeights
 
 
 _OF_THE_TABLE = (InfeasibleError, SeparationError, PositivityError)
+
+
+@final
+class GrowingLedger:
+    """A ledger to which rounds are added as they happen, by one server at a time.
+
+    A round opens with one row per enrolled client and is in the ledger before ``close`` returns.
+    Nothing is weighed here: it is what a server keeps that has nothing to weigh clients by.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from fedipw.tables.population import Population
+    >>> devices = Population.of({"unit_id": [1, 2], "age": [30.0, 40.0], "enrolled": [True, True]})
+    >>> rounds = GrowingLedger(Ledger(Path(tempfile.mkdtemp()) / "rounds"), devices.members)
+    >>> _ = rounds.open(pl.DataFrame({"unit_id": [1, 2], "invited": [True, True]}))
+    >>> rounds.close(np.array([True, False]))
+    >>> rounds.rounds, rounds.ledger.read(1)["replied"].to_list()
+    (1, [True, False])
+    """
+
+    notes: tuple[str, ...] = ()  # nothing is fitted that could fail
+    failed = 0
+
+    def __init__(self, ledger: Ledger, members: Members) -> None:
+        self.ledger, self.members = ledger, members
+        self._writer: LedgerWriter | None = None  # while the ledger is held
+        self._open: pl.DataFrame | None = None
+        self._closed = 0
+        if ledger.has(ledger.since) or ledger.rounds:
+            self._closed = len(ledger.require_rounds())
+
+    @property
+    def rounds(self) -> int:
+        """Number of closed rounds."""
+        while self.ledger.has(self.ledger.since + self._closed):  # another server's
+            self._closed += 1
+        return self._closed
+
+    @property
+    def held(self) -> bool:
+        """Whether the ledger is kept from other writers."""
+        return self._writer is not None
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Keep the ledger to itself for this block; outside it every round takes the lock anew."""
+        with self.ledger.writing() as writer:
+            self._writer = writer
+            try:
+                yield
+            finally:
+                self._writer = None
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Keep the ledger for what is written with a round; raise if another server closed it.
+
+        Inside ``holding`` nobody else can have.
+        """
+        if self._writer is not None:
+            yield
+            return
+        before = self._closed
+        with self.holding():
+            if self.rounds != before:
+                raise InputError(
+                    f"{self.ledger.directory}: another server closed round {before + 1} meanwhile. "
+                    "One ledger has one server: this one stops here."
+                )
+            yield
+
+    def open(self, table: pl.DataFrame) -> tuple[pl.DataFrame, Round]:
+        """Open the next round with its rows, and return them as the ledger will have them."""
+        index = self.rounds + 1
+        if self._open is not None:
+            raise InputError(f"Round {index} is open: close it first.")
+        frame = table.drop(ROUND, *AFTERWARDS, strict=False)
+        frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
+        where = f"{self.ledger.directory} round {index}"
+        check_round(frame.with_columns(pl.lit(False).alias(REPLIED)), index, where)
+        if index > 1:
+            frame = self._in_order(frame, where)
+        round_ = coming_round(frame, index, self.members, self.ledger)
+        self._open = frame
+        return frame, round_
+
+    def forget(self) -> None:
+        """Leave the open round as if it had not been opened."""
+        self._open = None
+
+    @property
+    def opened(self) -> pl.DataFrame:
+        """The rows of the open round."""
+        if self._open is None:
+            raise InputError("No round is open: call open(table) first.")
+        return self._open
+
+    def close(self, replied: BoolArray, outcomes: Sequence[str | None] | None = None) -> None:
+        """Write the round to the ledger.
+
+        ``replied`` (n,) is over the rows the round opened with, ``outcomes`` (n,) of the
+        invitations, in words; in all rounds or in none.
+        """
+        frame = self.opened
+        check_rows(frame.height, replied=replied)
+        closed = frame.with_columns(pl.Series(REPLIED, replied))
+        if outcomes is not None:
+            closed = closed.with_columns(pl.Series(FATE, outcomes, dtype=pl.String))
+        (self._writer or self.ledger).append(self.rounds + 1, closed)
+        self._open = None
+
+    def _in_order(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
+        """Return a round's columns in the order of the ledger's, or raise if they differ."""
+        names = [name for name in self.ledger.schema.names() if name not in AFTERWARDS]
+        if set(names) != set(frame.columns):
+            apart = sorted(set(names) ^ set(frame.columns))
+            raise InputError(f"{where}: its columns are not those of earlier rounds: {apart}.")
+        return frame.select(names)
 
 
 @final
@@ -99,24 +221,24 @@ class Live:
         self._failed_before = 0  # failures before the open round
         self._run: RoundRun | None = None
         self._learner: Participation | None = None
-        self._open: pl.DataFrame | None = None
+        self._end = GrowingLedger(ledger, stage.members)
         self._found: RoundWeights | None = None
-        self._writer: LedgerWriter | None = None  # while the ledger is held
         self._enrollment = StagedEnrollment(stage, plan.method, examples=plan.examples)
         self._snapshot: Snapshot | None = None
         self._times = 0  # the open round was weighed
         self._unused = ""  # why a snapshot was left aside
-        self._closed = 0
-        if ledger.has(ledger.since) or ledger.rounds:
-            self._closed = len(ledger.require_rounds())
+        if self._end.rounds:
             self._bind(None)
 
     @property
     def rounds(self) -> int:
         """Number of closed rounds."""
-        while self.ledger.has(self.ledger.since + self._closed):  # another server's
-            self._closed += 1
-        return self._closed
+        return self._end.rounds
+
+    @property
+    def members(self) -> Members:
+        """Everybody who is enrolled at some time."""
+        return self.stage.members
 
     @property
     def weighing(self) -> Weighing:
@@ -150,12 +272,8 @@ class Live:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Keep the ledger to itself for this block; outside it every round takes the lock anew."""
-        with self.ledger.writing() as writer:
-            self._writer = writer
-            try:
-                yield
-            finally:
-                self._writer = None
+        with self._end.holding():
+            yield
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -163,36 +281,22 @@ class Live:
 
         Inside ``holding`` nobody else can have.
         """
-        if self._writer is not None:
-            yield
-            return
-        before = self._closed
-        with self.holding():
-            if self.rounds != before:
-                raise InputError(
-                    f"{self.ledger.directory}: another server closed round {before + 1} meanwhile. "
-                    "One ledger has one server: this one stops here."
-                )
+        with self._end.closing():
             yield
 
     def open(self, table: pl.DataFrame) -> None:
         """Open the next round with its rows: ``unit_id``, ``invited`` and what else is known."""
-        index = self.rounds + 1
-        if self._open is not None:
-            raise InputError(f"Round {index} is open: close it first.")
-        frame = table.drop(ROUND, *AFTERWARDS, strict=False)
-        frame = frame.with_columns(pl.lit(index, dtype=pl.Int64).alias(ROUND))
-        where = f"{self.ledger.directory} round {index}"
-        check_round(frame.with_columns(pl.lit(False).alias(REPLIED)), index, where)
-        if index > 1:
-            frame = self._in_order(frame, where)
-        round_ = coming_round(frame, index, self.stage.members, self.ledger)
-        if self._behind() or self._strange(frame):
-            self._bind(frame)
-        assert self._run is not None
-        self._failed_before = self._failures()
-        self._run.open(round_)
-        self._open, self._found, self._times = frame, None, 0
+        frame, round_ = self._end.open(table)
+        try:
+            if self._behind() or self._strange(frame):
+                self._bind(frame)
+            assert self._run is not None
+            self._failed_before = self._failures()
+            self._run.open(round_)
+        except BaseException:
+            self._end.forget()
+            raise
+        self._found, self._times = None, 0
 
     def weigh(self, replied: BoolArray, reliance: float = 1.0) -> RoundWeights | None:
         """Return the weights of the replies, none if nothing can be weighed.
@@ -227,31 +331,19 @@ class Live:
 
         ``outcomes`` (n,) of the invitations, in words; in all rounds or in none.
         """
-        frame, run = self._opened()
-        check_rows(frame.height, replied=replied)
-        closed = frame.with_columns(pl.Series(REPLIED, replied))
-        if outcomes is not None:
-            closed = closed.with_columns(pl.Series(FATE, outcomes, dtype=pl.String))
-        (self._writer or self.ledger).append(self.rounds + 1, closed)
+        _, run = self._opened()
+        self._end.close(replied, outcomes)
         run.close(replied, self._found)
-        self._open, self._found = None, None
+        self._found = None
         if self._times != 1:  # a restart weighs every round once, and its fits follow from that
             self._snapshot = None
         if self._save_is_due():
             self._save()
 
     def _opened(self) -> tuple[pl.DataFrame, RoundRun]:
-        if self._open is None or self._run is None:
-            raise InputError("No round is open: call open(table) first.")
-        return self._open, self._run
-
-    def _in_order(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
-        """Return a round's columns in the order of the ledger's, or raise if they differ."""
-        names = [name for name in self.ledger.schema.names() if name not in AFTERWARDS]
-        if set(names) != set(frame.columns):
-            apart = sorted(set(names) ^ set(frame.columns))
-            raise InputError(f"{where}: its columns are not those of earlier rounds: {apart}.")
-        return frame.select(names)
+        frame = self._end.opened
+        assert self._run is not None
+        return frame, self._run
 
     def _behind(self) -> bool:
         """Return whether the ledger has rounds this one has not seen, such as another server's."""
@@ -272,7 +364,7 @@ class Live:
         assert self._learner is not None
         notes = self._run.record.notes
         try:
-            if self._writer is not None:
+            if self._end.held:
                 self._snapshot.save(self._run.weigher, self._learner, notes)
             else:
                 with self.ledger.writing():
@@ -322,7 +414,7 @@ class Live:
         """Replay the closed rounds after some; return whether no level was new to the designs."""
         assert self._run is not None
         since = self.ledger.since
-        closed = range(since + after, since + self._closed)
+        closed = range(since + after, since + self._end.rounds)
         for found in ledger_rounds(self.ledger, self.stage.members, closed):
             round_, table = self._quarantined(*found) if self._guarded else found
             if after and self._strange(table):
