@@ -109,7 +109,7 @@ def test_no_vector_is_longer_than_one(update: list[float], moments: list[float])
     """Whatever a client has, its vector has length 1 at most, and parts within norm are kept."""
     parts = NormedParts(update=NormedPart(3, 2.0), moments=NormedPart(2, 7.0))
     given_ = {"update": np.array(update), "moments": np.array(moments)}
-    vector = parts.packed(**given_)
+    vector = parts.packed(given_)
     assert np.linalg.norm(vector) <= 1.0 + 1e-12
     values, clipped = parts.unpacked(vector)
     for name, norm in (("update", 2.0), ("moments", 7.0)):

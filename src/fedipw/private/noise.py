@@ -10,7 +10,7 @@ as the noise of a coordinate known to be zero, can compute the rest of it and su
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
@@ -200,7 +200,7 @@ class NormedParts:
     Examples
     --------
     >>> parts = NormedParts(update=NormedPart(2, 5.0), moments=NormedPart(1, 1.0))
-    >>> vector = parts.packed(update=np.array([30.0, 40.0]), moments=np.array([0.5]))
+    >>> vector = parts.packed({"update": np.array([30.0, 40.0]), "moments": np.array([0.5])})
     >>> bool(np.linalg.norm(vector) <= 1.0)
     True
     >>> values, clipped = parts.unpacked(vector)
@@ -219,15 +219,18 @@ class NormedParts:
         """Coordinates in all, the flags of parts among them."""
         return sum(part.length + 1 for part in self._parts.values())
 
-    def packed(self, **values: FloatArray) -> FloatArray:
-        """Return a client's vector, (length,), with parts beyond their norm shortened."""
+    def packed(self, values: Mapping[str, FloatArray], cut: Collection[str] = ()) -> FloatArray:
+        """Return a client's vector, (length,), with parts beyond their norm shortened.
+
+        ``cut`` names parts that were shortened before.
+        """
         out = []
         for name, part in self._parts.items():
             own = np.ravel(values[name]).astype(np.float64)
             size = float(np.linalg.norm(own))
             if own.shape != (part.length,) or not np.isfinite(size):
                 raise InputError(f"{name}: {part.length} finite numbers, not {own.shape[0]}.")
-            over = size > part.norm
+            over = size > part.norm or name in cut
             out += [own * self._unit / max(size, part.norm), [_FLAG * self._unit * over]]
         return np.concatenate(out)
 
