@@ -26,6 +26,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.regimes import REGIMES
 from fedipw.combining.memory import MemorySum
+from fedipw.combining.regression import RegressionSums, UpdateRegression
 from fedipw.errors import FedIPWError
 from fedipw.lab.engine.simulation import Federation, Simulation
 from fedipw.lab.files import environment
@@ -53,6 +54,7 @@ from fedipw.private.noise import multiplier_for
 from fedipw.private.noisy import NoisyTerms
 from fedipw.private.sums import LocalSums, SumRequest, SumResult
 from fedipw.weighting.online import OnlineSettings
+from fedipw.weighting.weigher import ClientNumbers
 
 if TYPE_CHECKING:
     from fedipw.lab.engine.local import RoundWork, Trainer
@@ -103,7 +105,12 @@ class PrivateTraining:
     balance: BalanceMap
     columns: FloatArray  # standardised, of every client, (N, q)
     summed: Summed
+    augmented: bool = False
+    main: int = 0  # columns that are covariates
+    enrolled: int = 0  # clients; the server knows who is enrolled
     state: PrivateCalibration = field(init=False)
+    regression: UpdateRegression | None = None
+    kish: float = 0.0  # decayed sum of squared weights
     cut: list[tuple[int, int, int]] = field(default_factory=list)
     reliance = 1.0
     server = None
@@ -114,10 +121,15 @@ class PrivateTraining:
         self.state = PrivateCalibration.begun(self.balance, OnlineSettings())
 
     @classmethod
-    def of(cls, weights: str, balance: Balance, summed: Summed) -> PrivateTraining:
+    def of(
+        cls, weights: str, balance: Balance, summed: Summed, **more: Any
+    ) -> PrivateTraining:
         """Return it before the first round."""
         shown = BalanceMap(names=balance.names, mean=balance.mean, scale=balance.scale)
-        return cls(weights, shown, balance.standardised(), summed)
+        return cls(
+            weights, shown, balance.standardised(), summed, main=balance.main,
+            enrolled=int(balance.enrolled.sum()), **more,
+        )  # fmt: skip
 
     def begin(self, trainer: Trainer, task: RoundWork) -> None:
         """Nothing is to be checked."""
@@ -127,7 +139,7 @@ class PrivateTraining:
         unit = self.state.unit(float(base.mean()))
         return RoundTerms(
             balance=self.balance, coefficients=self.state.online.coefficients, unit=unit,
-            limits=LIMITS, parameters=parameters,
+            limits=LIMITS, parameters=parameters, augmented=self.augmented,
         )  # fmt: skip
 
     def total(self, trainer: Trainer, task: RoundWork, given: RoundWeights) -> MemorySum:
@@ -140,11 +152,38 @@ class PrivateTraining:
         ]
         totals = RoundTotals.of(terms, self.summed(terms.request, vectors))
         self.cut.append(totals.cut)
-        fault = totals.fault(terms)
+        # rounding of doubles is not among the tolerances of a sum without coding
+        fault = totals.fault(terms) if totals.tolerance else ""
         if fault:
             return MemorySum(total=None, note=fault)
         self.state = self.state.after(totals)
-        return MemorySum(total=totals.step)
+        if not self.augmented:
+            return MemorySum(total=totals.step)
+        return MemorySum(total=self._augmented(totals))
+
+    def _augmented(self, totals: RoundTotals) -> FloatArray:
+        """Return the step with the regression's correction, and learn from the round.
+
+        The effective number of enrolled clients is not known. It is taken as their number times
+        the efficiency of the weights of replies, which is.
+        """
+        online, state = totals.online, self.state
+        assert totals.cross is not None
+        if self.regression is None:
+            self.regression = UpdateRegression(
+                len(totals.update), moments=len(online.first), main=self.main
+            )
+        gram = np.block([[np.array([[online.count]]), online.first[None, :]],
+                         [online.first[:, None], online.second]])  # fmt: skip
+        self.kish = state.settings.decay * self.kish + totals.square
+        share = state.online.count**2 / (state.replies * self.kish)
+        number = max(1.0, min(share, 1.0) * self.enrolled)
+        sums = RegressionSums(
+            gram=gram, cross=np.vstack([totals.update, totals.cross]), replies=totals.contributors
+        )
+        return self.regression.step_of_sums(
+            sums, ClientNumbers(self.enrolled, number, number)
+        )
 
 
 @dataclass(eq=False)
@@ -225,9 +264,14 @@ def trained(job: tuple[str, int], rounds: int) -> list[dict[str, Any]]:
     """Return a seed's rows of the private methods of a regime, coded and not."""
     name, seed = job
     run = Run(replace(REGIMES[name].scenario, seed=seed, rounds=rounds, methods=("fedavg",)))
+    kinds = {
+        "": ("fedavg", False),
+        ", participation base": ("participation-only-hajek", False),
+        ", augmented": ("fedavg", True),
+    }
     methods = {
-        f"{form}{tag}": PrivateTraining.of(base, run.balance, summed)
-        for tag, base in (("", "fedavg"), (", participation base", "participation-only-hajek"))
+        f"{form}{tag}": PrivateTraining.of(base, run.balance, summed, augmented=augmented)
+        for tag, (base, augmented) in kinds.items()
         for form, summed in (("private", coded), ("uncoded", exact))
     }
     return [{"regime": name, "seed": seed, **row} for row in run.rows(methods)]
