@@ -26,8 +26,8 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.regimes import REGIMES
 from fedipw.combining.memory import MemorySum
-from fedipw.combining.regression import RegressionSums, UpdateRegression
-from fedipw.errors import FedIPWError
+from fedipw.combining.regression import UpdateRegression
+from fedipw.errors import InputError
 from fedipw.lab.engine.simulation import Federation, Simulation
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import enrollment_draw
@@ -140,6 +140,7 @@ class PrivateTraining:
         return RoundTerms(
             balance=self.balance, coefficients=self.state.online.coefficients, unit=unit,
             limits=LIMITS, parameters=parameters, augmented=self.augmented,
+            temper=0.5 if self.augmented else 1.0,
         )  # fmt: skip
 
     def total(self, trainer: Trainer, task: RoundWork, given: RoundWeights) -> MemorySum:
@@ -168,21 +169,15 @@ class PrivateTraining:
         the efficiency of the weights of replies, which is.
         """
         online, state = totals.online, self.state
-        assert totals.cross is not None
         if self.regression is None:
             self.regression = UpdateRegression(
                 len(totals.update), moments=len(online.first), main=self.main
             )
-        gram = np.block([[np.array([[online.count]]), online.first[None, :]],
-                         [online.first[:, None], online.second]])  # fmt: skip
         self.kish = state.settings.decay * self.kish + totals.square
         share = state.online.count**2 / (state.replies * self.kish)
         number = max(1.0, min(share, 1.0) * self.enrolled)
-        sums = RegressionSums(
-            gram=gram, cross=np.vstack([totals.update, totals.cross]), replies=totals.contributors
-        )
         return self.regression.step_of_sums(
-            sums, ClientNumbers(self.enrolled, number, number)
+            totals.regression(), ClientNumbers(self.enrolled, number, number)
         )
 
 
@@ -209,10 +204,11 @@ class NoisyTraining(PrivateTraining):
         for d, i, update in zip(base, task.clients, updates, strict=True):
             total += noisy.vector(float(d), self.columns[i], update)
         total += noisy.noise.sum_sd(len(updates)) * self.rng.standard_normal(len(total))
-        totals = noisy.read(total, len(updates))
+        try:
+            totals = noisy.read(total, len(updates))
+        except InputError as error:
+            return MemorySum(total=None, note=str(error))
         self.cut.append(totals.cut)
-        if not totals.online.count > 0.0:
-            return MemorySum(total=None, note="noise left no sum of weights")
         self.state = self.state.after(totals)
         return MemorySum(total=totals.step)
 

@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from fedipw.combining.regression import RegressionSums, UpdateRegression
+from fedipw.combining.regression import UpdateRegression
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray, IntArray
 from fedipw.selection.participation import Source
@@ -396,30 +396,3 @@ def test_hajek_augmented_is_consistent() -> None:
     stays = [hajek_error(copies, BETA, KIND_PI[::-1]) for copies in (4, 8)]
     assert min(stays) > 10.0 * errors[-1]
     np.testing.assert_allclose(stays[0] / stays[1], 1.0, rtol=0.2)
-
-
-def test_a_round_known_by_its_sums_has_the_same_step() -> None:
-    """Where the step has the weights that are learnt by, sums over replies are enough."""
-    rng = np.random.default_rng(11)
-    settings = Regression(largest=1e9, per_moment=2.0)
-    whole, summed = (UpdateRegression(P, moments=3, main=2, settings=settings) for _ in range(2))
-    numbers = ClientNumbers(enrolled=60.0, effective=14.0, guarded=20.0)
-    for _ in range(6):
-        raw, b, updates = rng.uniform(0.2, 3.0, 9), rng.normal(size=(9, 3)), rng.normal(size=(9, P))
-        full = np.column_stack([np.ones(9), b])
-        given = given_weights(raw / raw.sum(), raw)
-        expected = whole.step(given, b, np.zeros(3), sums_of(updates))
-        sums = RegressionSums(
-            gram=(raw[:, None] * full).T @ full, cross=(raw[:, None] * full).T @ updates, replies=9
-        )
-        np.testing.assert_allclose(summed.step_of_sums(sums, numbers), expected, rtol=1e-11)
-    np.testing.assert_allclose(summed.cross, whole.cross, rtol=1e-12)
-    np.testing.assert_allclose(summed.moments.gram, whole.moments.gram, rtol=1e-12)
-    assert summed.used == whole.used == 4
-
-
-def test_an_adaptive_regression_needs_replies_one_by_one() -> None:
-    rule = UpdateRegression(P, moments=1, settings=Regression(adaptive=True))
-    sums = RegressionSums(gram=np.eye(2), cross=np.zeros((2, P)), replies=3)
-    with pytest.raises(InputError, match="one by one"):
-        rule.step_of_sums(sums, ClientNumbers(60.0, 14.0, 20.0))

@@ -97,16 +97,6 @@ class _Moments:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RegressionSums:
-    """What a regression learns from a round, where nobody's reply is known."""
-
-    gram: FloatArray  # sum of u b b', (q + 1, q + 1), b with the constant first
-    cross: FloatArray  # sum of u b Delta', (q + 1, P)
-    replies: int
-
-
-@final
 class UpdateRegression:
     r"""The population mean of what balance columns predict of updates, and weighted residuals.
 
@@ -217,34 +207,6 @@ class UpdateRegression:
         total: FloatArray = found[-1] + here.correction(everything)
         here.learn(everything, found[:-1])
         here.close(squares)
-        return total
-
-    def step_of_sums(self, sums: RegressionSums, clients: ClientNumbers) -> FloatArray:
-        r"""Return (O20) of a round of which the sums over replies are known alone, (P,).
-
-        .. math:: v_i = u_i \Big/ \sum_{S_r} u_j, \qquad
-           \text{step}_r = \frac{\sum u_i \Delta_i}{\sum u_i}
-           + \Big(\mu - \frac{\sum u_i b_i}{\sum u_i}\Big)' \beta_{r-1} \qquad (N7)
-
-        The step has the weights that are learnt by. Where a method tempers or caps the former, the
-        two are other sums.
-        """
-        if self.plain is not None:
-            raise InputError("Reliance on enrollment weights needs replies one by one.")
-        used, kept = self.used, self.moments
-        coefficients = np.zeros(len(self.cross))
-        mean = sums.gram[0] / sums.gram[0, 0]
-        if used > 1:
-            aim = np.append(1.0, np.zeros(used - 1))
-            apart = aim - mean[:used]
-            coefficients[:used] = np.linalg.solve(self._penalised(clients), apart)
-        total: FloatArray = sums.cross[0] / sums.gram[0, 0] + coefficients @ self.cross
-        decay = self.settings.decay
-        self.cross = decay * self.cross + sums.cross
-        self.moments = _Moments(
-            decay * kept.gram + sums.gram, decay * kept.replies + sums.replies,
-            decay * kept.rounds + 1.0, kept.plain,
-        )  # fmt: skip
         return total
 
     def rely(self, correction: float, products: FloatArray, clients: ClientNumbers) -> None:

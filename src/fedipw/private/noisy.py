@@ -62,6 +62,11 @@ class NoisyTerms:
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")
+        if self.terms.augmented:
+            raise InputError(
+                "Noise for the products of columns and updates of an augmentation would be as many "
+                "times larger as there are columns: leave it out."
+            )
 
     @property
     def parts(self) -> NormedParts:
@@ -149,11 +154,15 @@ class NoisyTerms:
         second = np.zeros((q, q))
         second[np.triu_indices(q)] = values["second"]
         cut = [round(clipped[name]) for name in _CUT]
+        count = float(values["weight"][0])
+        if not count > 0.0:
+            raise InputError(
+                f"Noise left a sum of weights of {count:.4g}, which is none: the round has no step."
+            )
+        full = second + np.triu(second, 1).T
         return RoundTotals(
-            online=OnlineSums(
-                count=float(values["weight"][0]), first=values["first"],
-                second=second + np.triu(second, 1).T,
-            ),
+            online=OnlineSums(count=count, first=values["first"], second=full),
             square=np.nan, cut=(cut[0], cut[1], cut[2]), update=values["update"], cross=None,
             contributors=contributors, clipped=0, tolerance=0.0,
+            mean_columns=values["first"] / count, step=values["update"] / count,
         )  # fmt: skip
