@@ -84,16 +84,26 @@ class _Moments:
     rounds: float = 0.0
     plain: float = 0.0  # sum of weights for the enrolled alone
 
-    def next(
-        self, decay: float, raw: FloatArray, columns: FloatArray, plain: FloatArray
-    ) -> _Moments:
-        """Return them after a round with these weights (m,) and columns (m, q + 1)."""
+    def next(self, decay: float, sums: RegressionSums) -> _Moments:
+        """Return them after a round with these sums."""
         return _Moments(
-            decay * self.gram + (raw[:, None] * columns).T @ columns,
-            decay * self.replies + len(columns),
+            decay * self.gram + sums.gram,
+            decay * self.replies + sums.replies,
             decay * self.rounds + 1.0,
-            decay * self.plain + float(plain.sum()),
+            decay * self.plain + sums.plain,
         )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RegressionSums:
+    """What a regression needs of a round's replies beside their updates, b = (1, columns)."""
+
+    mean: FloatArray  # sum of v b over the replies, (q + 1,)
+    gram: FloatArray  # sum of u b b', (q + 1, q + 1)
+    replies: int
+    plain: float = 0.0  # sum of weights for the enrolled alone
+    reliance: float = 1.0
 
 
 @final
@@ -175,19 +185,37 @@ class UpdateRegression:
         mean over all enrolled clients.
         """
         assert given.clients is not None
-        used, settings = self.used, self.settings
         full = np.column_stack([np.ones(len(b)), b])
-        coefficients = np.zeros(full.shape[1])
-        if used > 1:
-            aim = np.append(1.0, (1.0 - given.reliance) * enrolled)[:used]
-            apart = aim - given.weights @ full[:, :used]
-            coefficients[:used] = np.linalg.solve(self._penalised(given.clients), apart)
         raw = self._bounded(given.raw)
-        after = self.moments.next(settings.decay, raw, full, given.within)
         rows = (raw[:, None] * full).T
+        sums = RegressionSums(
+            mean=given.weights @ full, gram=rows @ full, replies=len(full),
+            plain=float(given.within.sum()), reliance=given.reliance,
+        )  # fmt: skip
         if self.plain is not None:
             rows = np.vstack([rows, given.within])
-        return RegressionRound(self, rows, coefficients, after, given.clients)
+        return self.opened(sums, given.clients, enrolled, rows)
+
+    def opened(
+        self,
+        sums: RegressionSums,
+        clients: ClientNumbers,
+        enrolled: FloatArray,
+        rows: FloatArray | None = None,
+    ) -> RegressionRound:
+        """Return what a round with these sums does to the regression.
+
+        ``rows`` (k, m) are the weights by which updates are still to be added up; none where their
+        sums come from elsewhere.
+        """
+        used, coefficients = self.used, np.zeros(len(sums.mean))
+        if used > 1:
+            aim = np.append(1.0, (1.0 - sums.reliance) * enrolled)[:used]
+            apart = aim - sums.mean[:used]
+            coefficients[:used] = np.linalg.solve(self._penalised(clients), apart)
+        after = self.moments.next(self.settings.decay, sums)
+        rows = np.empty((0, 0)) if rows is None else rows
+        return RegressionRound(self, rows, coefficients, after, clients)
 
     def step(
         self,

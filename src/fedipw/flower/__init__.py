@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from fedipw.flower.inprocess import InProcessGrid
     from fedipw.flower.outcomes import Outcome
     from fedipw.flower.privacy import GaussianNoise
+    from fedipw.flower.private import Private
+    from fedipw.flower.private_client import PrivateClient
     from fedipw.flower.progress import RoundReport
+    from fedipw.flower.recorder import RecordingGrid
     from fedipw.flower.screen import Screen
     from fedipw.flower.stopping import StopWhen
     from fedipw.flower.strategy import FedIPW
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ControlVariate", "Covariate", "FedIPW", "GaussianNoise", "InProcessGrid", "Invitations",
-    "Outcome", "RoundReport", "Screen", "StopWhen", "declined", "describes",
+    "Outcome", "Private", "PrivateClient", "RecordingGrid", "RoundReport", "Screen", "StopWhen",
+    "declined", "describes",
 ]  # fmt: skip
 
 _HOMES = {
@@ -32,6 +36,9 @@ _HOMES = {
     "InProcessGrid": "inprocess",
     "Invitations": "invitations",
     "Outcome": "outcomes",
+    "Private": "private",
+    "PrivateClient": "private_client",
+    "RecordingGrid": "recorder",
     "RoundReport": "progress",
     "Screen": "screen",
     "StopWhen": "stopping",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from logging import getLogger
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import polars as pl
@@ -23,6 +24,7 @@ from fedipw.numerics.checks import some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, OPENED_AT
 from fedipw.tables.ledger import Ledger
+from fedipw.tables.population import Members
 from fedipw.weighting.live import Live
 from fedipw.weighting.replay import Plan
 from fedipw.weighting.weigher import RoundWeights
@@ -110,6 +112,12 @@ class RoundOutcomes:
         self.reasons[place] = reason
         del self.replies[place]
 
+    def drop(self, place: int, reason: str) -> None:
+        """Take a reply as none: its client was lost before its part was done."""
+        self.outcomes[place] = Outcome.FAILED
+        self.errors[place] = reason
+        del self.replies[place]
+
     def column(self, rows: int) -> list[str | None]:
         """Return the ledger's column ``fate``, none for clients that were not invited."""
         out: list[str | None] = [None] * rows
@@ -124,28 +132,39 @@ class RoundOutcomes:
         return {outcome.value: found.count(outcome) for outcome in Outcome}
 
 
-class Rounds:
-    """The rounds of a growing ledger, of training or of evaluation, and the open one's invitations.
+class OpenLedger(Protocol):
+    """A ledger that grows: :class:`~fedipw.weighting.live.Live`, or without any weights."""
 
-    All that is asked of the live weigher is asked here.
-    """
+    @property
+    def ledger(self) -> Ledger: ...  # noqa: D102
+    @property
+    def members(self) -> Members: ...  # noqa: D102
+    @property
+    def notes(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def failed(self) -> int: ...  # noqa: D102
+    @property
+    def rounds(self) -> int: ...  # noqa: D102
+    def holding(self) -> AbstractContextManager[None]: ...  # noqa: D102
+    def closing(self) -> AbstractContextManager[None]: ...  # noqa: D102
+    def open(self, table: pl.DataFrame) -> object: ...  # noqa: D102
+    def close(  # noqa: D102
+        self, replied: BoolArray, outcomes: Sequence[str | None] | None = None
+    ) -> None: ...
 
-    def __init__(
-        self,
-        stage: EnrollmentStage,
-        ledger: Ledger,
-        plan: Plan,
-        door: Door | None = None,
-        *,
-        learns: bool = True,
-    ) -> None:
-        self.live = Live(stage, ledger, plan, guarded=True)
+
+class InvitedRounds:
+    """The rounds of a growing ledger, and the invitations of the open one."""
+
+    def __init__(self, live: OpenLedger, door: Door | None = None, *, learns: bool = True) -> None:
+        self.live = live
         self.winsorised = 0  # answers of the open round that were moved
         self.others = 0  # levels of the open round that are not admitted
         self._noted: set[str] = set()
         self._door, self._learns = door, learns
         self.available = 0  # clients of the open round
         self.invited: Mapping[int, Message] = {}  # by place in the round's table
+        self.invite_prob: FloatArray = np.empty(0)  # of the open round, by place
         self._rows = np.empty(0, dtype=np.int64)  # of the members, by place
 
     @property
@@ -193,6 +212,7 @@ class Rounds:
         # given available, and asked among them (P8)
         given = even if invite_prob is None else invite_prob
         prob[places[attendance.rows]] = attendance.ask_prob * given
+        self.invite_prob = prob
         table = self._admitted(attendance.table(self.live.members))
         table = table.with_columns(
             pl.Series(INVITED, flags),
@@ -227,6 +247,33 @@ class Rounds:
             self._noted.add(kind)
             _LOG.warning("FedIPW: %s; not logged again", text)
 
+    def close(self, outcomes: RoundOutcomes) -> None:
+        """Write the round to the ledger, then learn from it."""
+        self.live.close(self._replied(outcomes), outcomes.column(len(self._rows)))
+        self.invited = {}
+
+    def _replied(self, outcomes: RoundOutcomes) -> BoolArray:
+        replied = np.zeros(len(self._rows), dtype=np.bool_)
+        replied[list(outcomes.replies)] = True
+        return replied
+
+
+class Rounds(InvitedRounds):
+    """Rounds whose replies are weighed; all that is asked of the live weigher is asked here."""
+
+    live: Live
+
+    def __init__(
+        self,
+        stage: EnrollmentStage,
+        ledger: Ledger,
+        plan: Plan,
+        door: Door | None = None,
+        *,
+        learns: bool = True,
+    ) -> None:
+        super().__init__(Live(stage, ledger, plan, guarded=True), door, learns=learns)
+
     def weights(
         self, outcomes: RoundOutcomes, reliance: float = 1.0
     ) -> tuple[RoundWeights | None, dict[int, float]]:
@@ -240,16 +287,6 @@ class Rounds:
         places = np.searchsorted(self._rows, found.replies.rows)
         return found, dict(zip(places.tolist(), found.weights.tolist(), strict=True))
 
-    def close(self, outcomes: RoundOutcomes) -> None:
-        """Write the round to the ledger, then learn from it."""
-        self.live.close(self._replied(outcomes), outcomes.column(len(self._rows)))
-        self.invited = {}
-
-    def _replied(self, outcomes: RoundOutcomes) -> BoolArray:
-        replied = np.zeros(len(self._rows), dtype=np.bool_)
-        replied[list(outcomes.replies)] = True
-        return replied
-
 
 def add_metrics(metrics: MetricRecord, values: Values) -> None:
     """Add values to a strategy's own metrics, under ``fedipw-``."""
@@ -257,15 +294,20 @@ def add_metrics(metrics: MetricRecord, values: Values) -> None:
         metrics[f"{PREFIX}{name}"] = value
 
 
+def round_counts(available: int, outcomes: RoundOutcomes) -> Values:
+    """Return counts of clients and outcomes."""
+    return {
+        "available": available, "invited": len(outcomes.outcomes), **outcomes.counts(),
+        "strays": outcomes.strays,
+    }  # fmt: skip
+
+
 def round_metrics(available: int, outcomes: RoundOutcomes, found: RoundWeights | None) -> Values:
     """Return counts of clients and outcomes, weights in the order of the ledger, and diagnostics.
 
     A reply has no weight, and is not weighed, where a model lacks a value or does not know a level.
     """
-    values: Values = {
-        "available": available, "invited": len(outcomes.outcomes), **outcomes.counts(),
-        "strays": outcomes.strays, "weighed": 0,
-    }  # fmt: skip
+    values: Values = {**round_counts(available, outcomes), "weighed": 0}
     if found is None:
         return values
     replies = found.replies
@@ -287,6 +329,21 @@ def round_metrics(available: int, outcomes: RoundOutcomes, found: RoundWeights |
     if not np.isnan(replies.inclusion_prob).any():
         values["inclusion-smallest"] = float(replies.inclusion_prob.min())
     return values
+
+
+def log_private_round(index: int, outcomes: RoundOutcomes, values: Values) -> None:
+    """Log the outcomes of a private round and its sum on one line."""
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.counts().items() if n)
+    line = f"private round {index}, {len(outcomes.outcomes)} invited: {counts or 'nobody'}"
+    if values["sum-opened"]:
+        line += (
+            f"; the sum over {values['contributors']} counts as {values['effective-replies']:.4g} "
+            f"replies; cut: {values['weights-cut']} weights, {values['columns-cut']} clients' "
+            f"columns, {values['updates-clipped']} updates"
+        )
+    _LOG.info("FedIPW: %s", line)
+    for reason, n in Counter(outcomes.errors.values()).most_common(3):
+        _LOG.warning("FedIPW: %d clients dropped out: %s", n, reason)
 
 
 def log_round(

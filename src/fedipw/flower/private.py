@@ -51,8 +51,8 @@ class Private:
     largest_column
         Largest standardised balance column.
     participation
-        Models of the steps of participation, as :func:`fedipw.selection.saved.load_models` reads
-        them: clients are sent their coefficients and divide their base weight by the probability.
+        Models of the steps of participation: clients are sent their coefficients and divide their
+        base weight by the probability.
     augmented
         Add the sums that a regression of updates on balance columns needs (O20): q more vectors of
         the model's size from every client, for small models.
@@ -229,6 +229,23 @@ class FlowerSums:
         except ProtocolError as error:
             server.faults[place] = str(error)[:160]
             return None
+
+
+def refuse_with_private(**given: bool) -> None:
+    """Raise for settings that need what clients keep to themselves.
+
+    >>> refuse_with_private(trim=False, history=True)
+    Traceback (most recent call last):
+    ...
+    fedipw.errors.InputError: private= does not go with history: ...
+    """
+    wrong = [name for name, here in given.items() if here]
+    if wrong:
+        raise InputError(
+            f"private= does not go with {', '.join(wrong)}: the server has no covariate, weight, "
+            "update or metric of a client. A participation model goes into "
+            "Private(participation=...)."
+        )
 
 
 def _size(plain: Mapping[str, Any]) -> int:

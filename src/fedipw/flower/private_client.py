@@ -24,7 +24,7 @@ from fedipw.private.calibration import PURPOSE, Covariates, RoundTerms
 from fedipw.private.protocol import Delivery, Invitation, Member, Neighbours, Opening, ProtocolError
 from fedipw.private.sums import SumRequest, contribution_words
 
-ACTION: Final = "fedipw-sum"  # of the queries that lead through a sum
+ACTION: Final = "fedipw_sum"  # of the queries that lead through a sum
 RECORD: Final = "fedipw-sum"  # of questions, answers and what a client keeps
 OWN: Final = "fedipw-own"  # what one client alone is sent of a training round
 STAGE, BEGIN, SHARE, MASK, OPEN = "stage", "begin", "share", "mask", "open"
@@ -48,7 +48,7 @@ class PrivateClient:
     Parameters
     ----------
     app
-        The app; ``train`` and the query ``fedipw-sum`` are registered with it.
+        The app; ``train`` and the query ``fedipw_sum`` are registered with it.
     covariates
         Called with the context and the number of the round: the covariates that targets and a
         participation model name. They stay here.

@@ -29,9 +29,20 @@ from fedipw.flower.invitations import Inviter
 from fedipw.flower.journal import SERVER, TRAINED, InnerState, Journal
 from fedipw.flower.loop import LastModels, refuse_unknown
 from fedipw.flower.memory import FOLDER, ClientMemory
-from fedipw.flower.outcomes import RoundOutcomes, Rounds, add_metrics, log_round, round_metrics
+from fedipw.flower.outcomes import (
+    InvitedRounds,
+    RoundOutcomes,
+    Rounds,
+    add_metrics,
+    log_private_round,
+    log_round,
+    round_counts,
+    round_metrics,
+)
 from fedipw.flower.preflight import check_writable
 from fedipw.flower.privacy import GaussianNoise, NoisySums
+from fedipw.flower.private import Private, refuse_with_private
+from fedipw.flower.private_training import METHOD, PrivateTraining
 from fedipw.flower.probe import check_follows_weights
 from fedipw.flower.progress import (
     EVALUATE,
@@ -57,6 +68,7 @@ from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
 from fedipw.tables.targets import TargetsLike
 from fedipw.weighting.invitations import Invitations
+from fedipw.weighting.live import GrowingLedger
 from fedipw.weighting.settings import Settings
 
 _LOG = getLogger("flwr.fedipw")
@@ -114,6 +126,11 @@ class FedIPW(Strategy):
         the running statistics of normalisation layers.
     noise
         Gaussian noise on the weighted sum; needs ``Screen(clip=...)`` and a model without buffers.
+    private
+        Train by secure sums: ``enrolled`` lists identifiers alone, clients run
+        :class:`fedipw.flower.PrivateClient`, keep their covariates, weigh themselves towards the
+        ``targets`` (``calibrated-online``) and show the server only totals. Needs
+        ``Screen(clip=...)``.
     refit_every
         Rounds between fits of participation.
     classifier, folds, score_calibration
@@ -208,6 +225,7 @@ class FedIPW(Strategy):
         screen: Screen | None = None,
         buffers: Sequence[str] = (),
         noise: GaussianNoise | None = None,
+        private: Private | None = None,
         refit_every: int = 10,
         classifier: Any = None,
         folds: int | None = None,
@@ -234,30 +252,33 @@ class FedIPW(Strategy):
         self.config = RunConfig.of(
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, totals=totals, covariates=covariates,
-            augment=noise is None,
+            augment=noise is None, private=private is not None,
             ledger=Path(ledger), examples=examples, cluster=cluster,
             settings=Settings(
-                method=scheme, enrollment=enrollment, participation=participation,
-                availability=availability, history=history, refit_every=refit_every,
-                classifier=classifier, folds=folds, score_calibration=score_calibration, l2=l2,
-                trim=trim, missing=missing, soft=soft,
+                method=scheme if private is None else "fedavg", enrollment=enrollment,
+                participation=participation, availability=availability, history=history,
+                refit_every=refit_every, classifier=classifier, folds=folds,
+                score_calibration=score_calibration, l2=l2, trim=trim, missing=missing, soft=soft,
             ),
         )  # fmt: skip
         if noise is not None and self.screen.clip is None:
             raise InputError("Noise needs a bounded influence: pass screen=Screen(clip=...).")
+        how_invited = Invitations.of(invitations)
+        if private is not None:
+            refuse_with_private(
+                scheme=scheme not in {None, METHOD}, noise=noise is not None,
+                participation=participation != ".", availability=availability != ".",
+                history=history, trim=trim is not None, covariates=bool(covariates),
+                examples=examples is not None, subgroups=bool(subgroups),
+                cluster=cluster is not None, classifier=classifier is not None,
+                invitations=not how_invited.plain, buffers=bool(self.buffers),
+            )  # fmt: skip
         self._directory, self._seed, self._clock = Path(ledger), seed, clock
         members, rounds = self.config.stage.members, Ledger(self._directory)
         register = self.config.register
         self.noise = None if noise is None else NoisySums(noise, register.founders)
-        how_invited = Invitations.of(invitations)
-        shared: dict[str, Any] = {}
-        if not how_invited.plain:
-            shared["invitations"] = how_invited.to_json() | {"seed": seed}
-        if self.buffers:
-            shared["buffers"] = list(self.buffers)
         sample = None if ask is None else AskSample(ask, seed)
-        if sample is not None:
-            shared["ask"] = [sample.size, sample.seed]
+        shared = self._shared(private, how_invited, sample)
         self.journal = Journal(self._directory / "checkpoint", {**self.config.settings, **shared})
         self.config.stage.require(self.config.plan.method.needs)
         self.journal.check(len(rounds.rounds))  # other settings are named before anything fails
@@ -278,7 +299,13 @@ class FedIPW(Strategy):
         asked = self.config.asked(rounds)
         declared = self.config.declared
         self.door = Door(members, self.config.columns, declared, self.config.coded, winsorise)
-        self.rounds = Rounds(self.config.stage, rounds, self.config.replies, self.door)
+        self.weighed: Rounds | None = None  # rounds whose replies are weighed here
+        self.private: PrivateTraining | None = None
+        if private is None:
+            self.weighed = Rounds(self.config.stage, rounds, self.config.replies, self.door)
+        else:
+            self.private = self._private(private)
+        self.rounds: InvitedRounds = self.weighed or InvitedRounds(GrowingLedger(rounds, members))
         keys = self._directory / IDENTITIES if authenticated else None
         self.roster = Roster(
             members, asked, check_positive(ask_timeout, "ask_timeout"), declared=declared,
@@ -286,7 +313,7 @@ class FedIPW(Strategy):
         )  # fmt: skip
         self.inviter = None
         if not how_invited.plain:
-            self.inviter = Inviter(how_invited, self.rounds.live, seed)
+            self.inviter = Inviter(how_invited, self._weighed.live, seed)
         self.evaluator = Evaluator(
             self.config,
             self._directory / "evaluation",
@@ -316,6 +343,40 @@ class FedIPW(Strategy):
         found = run_settings(run_config, given)
         return cls(strategy, **found, **given)
 
+    def _shared(
+        self, private: Private | None, how_invited: Invitations, sample: AskSample | None
+    ) -> dict[str, Any]:
+        """Return settings beside the configuration's that a resumed run must share."""
+        shared: dict[str, Any] = {}
+        if private is not None:
+            shared["private"] = private.to_json() | {"clip": self.screen.clip}
+        if not how_invited.plain:
+            shared["invitations"] = how_invited.to_json() | {"seed": self._seed}
+        if self.buffers:
+            shared["buffers"] = list(self.buffers)
+        if sample is not None:
+            shared["ask"] = [sample.size, sample.seed]
+        return shared
+
+    def _private(self, private: Private) -> PrivateTraining:
+        """Return the rounds of private training."""
+        targets = self.config.stage.population.targets
+        if targets is None or self.screen.clip is None:
+            raise InputError(
+                "private= needs enrolled=, a table of identifiers, with targets=, and "
+                "screen=Screen(clip=...), by which clients bound their updates."
+            )
+        return PrivateTraining(
+            private, targets, self.screen.clip, strategy=self.strategy, key=self.key,
+            enrolled=self.config.stage.members.listed,
+        )  # fmt: skip
+
+    @property
+    def _weighed(self) -> Rounds:
+        """The rounds, where the server weighs their replies."""
+        assert self.weighed is not None
+        return self.weighed
+
     def _remembered(self, noise: GaussianNoise | None) -> ClientMemory | None:
         """Return the memory of a method that has one."""
         method = self.config.plan.method
@@ -332,11 +393,14 @@ class FedIPW(Strategy):
 
     def summary(self) -> None:
         """Log the settings, the bound on a client's influence among them."""
-        lines = [
-            *self.config.lines(),
-            f"replies with updates beyond norm {self.screen.max_norm:g} are refused",
-            self.config.influence(self.screen),
-        ]
+        if self.private is not None:
+            lines = self.private.lines()
+        else:
+            lines = [
+                *self.config.lines(),
+                f"replies with updates beyond norm {self.screen.max_norm:g} are refused",
+                self.config.influence(self.screen),
+            ]
         if self.inviter is not None:
             lines += [self.inviter.line()]
         if self.memory is not None:
@@ -346,7 +410,7 @@ class FedIPW(Strategy):
             lines += [f"{self.noise.settings}; epsilon spent so far {self.noise.epsilon:.4g}"]
         for line in lines:
             _LOG.info("\t├──> FedIPW: %s", line)
-        if lacking := self.config.without_weight():
+        if self.private is None and (lacking := self.config.without_weight()):
             _LOG.warning("FedIPW: %s", lacking)
         self.strategy.summary()
 
@@ -470,6 +534,8 @@ class FedIPW(Strategy):
             self.noise.restore(state["noise"])
         if self.augmenter is not None:
             self.augmenter.restore(state["augmentation"])
+        if self.private is not None:
+            self.private.restore(state["private"])
         self._begin_memory(arrays, state.get("memory"))
         self._last_models.restore(state["tail"])
         for index in range(done + 1):
@@ -531,6 +597,8 @@ class FedIPW(Strategy):
             messages, prob = self.inviter.directed(server_round, attendance, messages)
         self._limit_life(messages)
         self.rounds.open(attendance, messages, prob)
+        if self.private is not None:
+            self.private.invite(grid, server_round, self.rounds, sent)
         if self.memory is not None:
             self._open_memory(server_round, arrays, attendance, messages)
         return messages
@@ -550,7 +618,7 @@ class FedIPW(Strategy):
         if not self.memory.begun:  # another loop than start, and the first round
             self._begin_memory(model, {})
         if attendance.present.any():
-            self.memory.open(self.rounds.live.weighing, attendance.present)
+            self.memory.open(self._weighed.live.weighing, attendance.present)
             row_of = dict(zip(attendance.nodes, attendance.rows.tolist(), strict=True))
             rows = [row_of[message.metadata.dst_node_id] for message in messages]
             self.memory.invite(index, messages, rows)
@@ -562,12 +630,44 @@ class FedIPW(Strategy):
         if self._sent is None:
             raise InputError(f"Round {server_round} was not opened: call configure_train first.")
         sent, outcomes = self._sent, RoundOutcomes.of(self.rounds.invited, replies)
+        if self.private is not None:
+            arrays, metrics = self._private_step(server_round, outcomes, sent)
+        else:
+            arrays, metrics = self._weighed_step(server_round, outcomes, sent)
+        model = sent.record if arrays is None else arrays
+        noise = None if self.noise is None else self.noise.state()
+        kept = {} if self.augmenter is None else self.augmenter.state()
+        self._last_models.add(server_round, model)
+        tail = self._last_models.state()
+        state = {
+            "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
+            "names": None if self._names is None else json.dumps(self._names),
+            "answers": self.door.state(),
+        }  # fmt: skip
+        if self.memory is not None:
+            state["memory"] = self.memory.state()
+        if self.private is not None:
+            state["private"] = self.private.state()
+        with self.rounds.live.closing():  # another server's checkpoint is left alone
+            self.journal.save_model(server_round, model, state)
+            self.journal.write(TRAINED, server_round, metrics)
+            self.rounds.close(outcomes)
+            self.journal.forget_models(server_round)
+        if self.memory is not None:
+            self.memory.close()
+        self._sent = None
+        return arrays, metrics
+
+    def _weighed_step(
+        self, server_round: int, outcomes: RoundOutcomes, sent: SentModel
+    ) -> tuple[ArrayRecord | None, MetricRecord]:
+        """Screen and weigh the replies, and let the wrapped strategy step by them."""
         screening = screened(outcomes, sent, self.screen, key=self.key, before=self._names)
         self._names = screening.names
         if self.memory is not None:
             self.memory.screened(outcomes, self.rounds.rows, sent, self.screen)
         reliance = 1.0 if self.augmenter is None else self.augmenter.reliance
-        found, weights = self.rounds.weights(outcomes, reliance)
+        found, weights = self._weighed.weights(outcomes, reliance)
         arrays, metrics = None, MetricRecord()
         weighted = screened_replies(outcomes, weights, screening)
         bounded = weights_size(weighted) <= LARGEST_SUM  # NaN is not
@@ -577,7 +677,7 @@ class FedIPW(Strategy):
                          LARGEST_SUM)  # fmt: skip
             add_metrics(metrics, {"steps-skipped": 1})
         elif found is not None and (found.weights.any() or self.memory is not None):
-            weighing = self.rounds.live.weighing
+            weighing = self._weighed.live.weighing
             arrays, own = self._stepper.step(
                 server_round, weighted, RoundInput(found, weighing, sent, screening.limit)
             )
@@ -597,26 +697,17 @@ class FedIPW(Strategy):
             _LOG.warning("FedIPW: metrics of %d replies are not finite and left out of the means, "
                          "%r of %r first", len(screening.not_finite), name,
                          self.rounds.ids[place])  # fmt: skip
-        model = sent.record if arrays is None else arrays
-        noise = None if self.noise is None else self.noise.state()
-        kept = {} if self.augmenter is None else self.augmenter.state()
-        self._last_models.add(server_round, model)
-        tail = self._last_models.state()
-        state = {
-            "inner": self._inner.packed(), "noise": noise, "augmentation": kept, "tail": tail,
-            "names": None if self._names is None else json.dumps(self._names),
-            "answers": self.door.state(),
-        }  # fmt: skip
-        if self.memory is not None:
-            state["memory"] = self.memory.state()
-        with self.rounds.live.closing():  # another server's checkpoint is left alone
-            self.journal.save_model(server_round, model, state)
-            self.journal.write(TRAINED, server_round, metrics)
-            self.rounds.close(outcomes)
-            self.journal.forget_models(server_round)
-        if self.memory is not None:
-            self.memory.close()
-        self._sent = None
+        return arrays, metrics
+
+    def _private_step(
+        self, server_round: int, outcomes: RoundOutcomes, sent: SentModel
+    ) -> tuple[ArrayRecord | None, MetricRecord]:
+        """Lead the round's sum to its end, and let the wrapped strategy step by it."""
+        assert self.private is not None
+        arrays, metrics, values = self.private.step(server_round, outcomes, sent)
+        add_metrics(metrics, round_counts(self.rounds.available, outcomes))
+        add_metrics(metrics, values | self._heard())
+        log_private_round(server_round, outcomes, values)
         return arrays, metrics
 
     def _heard(self) -> dict[str, float | list[float]]:
@@ -632,6 +723,8 @@ class FedIPW(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the wrapped strategy invite clients to evaluate, if it does, and open that round."""
+        if self.private is not None:  # metrics in clear would be of single clients
+            return []
         self.roster.open(server_round, self._clock())
         visible = VisibleGrid(grid, self.roster)
         with self._sampling(server_round, "evaluate"):

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from random import SystemRandom
 from typing import Final, final
 
-from scipy.stats import hypergeom
-
 from fedipw.errors import InputError
 
 SECURITY_BITS: Final = 40  # exposure at most 2^-40
@@ -88,15 +86,13 @@ class Graph:
     def exposure(self, corrupt: float, dropout: float) -> float:
         """Return the bound on the probability that some client is exposed, at most 1."""
         n, k = self.clients, self.degree
-        bad = hypergeom(n - 1, min(math.floor(corrupt * n), n - 1), k)
         apart = 0.0 if k == n - 1 else n * (corrupt + dropout) ** (k / 2)
-        return min(1.0, n * float(bad.sf(self.threshold - 1)) + apart)
+        return min(1.0, n * _tail(n - 1, math.floor(corrupt * n), k, self.threshold) + apart)
 
     def failure(self, dropout: float) -> float:
         """Return the bound on the probability that a sum fails for dropouts, at most 1."""
         n, k = self.clients, self.degree
-        lost = hypergeom(n - 1, min(math.ceil(dropout * n), n - 1), k)
-        return min(1.0, n * float(lost.sf(k - self.threshold)))
+        return min(1.0, n * _tail(n - 1, math.ceil(dropout * n), k, k - self.threshold + 1))
 
     def neighbours(self, ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Return the neighbours of each client, sorted, clients placed at random on the ring."""
@@ -111,3 +107,17 @@ class Graph:
             ring[p]: tuple(sorted(ring[(p + d) % n] for d in range(-reach, reach + 1) if d))
             for p in range(n)
         }
+
+
+def _tail(clients: int, marked: int, drawn: int, least: int) -> float:
+    """Return the probability of ``least`` and more marked ones among some drawn without return.
+
+    >>> _tail(6, 2, 4, 2)  # both of two, with four of six: C(4, 2) of C(6, 4)
+    0.4
+    """
+    marked = min(marked, clients)
+    ways = sum(
+        math.comb(marked, x) * math.comb(clients - marked, drawn - x)
+        for x in range(least, min(marked, drawn) + 1)
+    )
+    return ways / math.comb(clients, drawn)
