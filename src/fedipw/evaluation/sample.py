@@ -225,8 +225,8 @@ class TwoPhase:
         leverage, own = self._shared(leverage), self._shared(phase.leverage[:, None])
         kappa = phase.weights[:, None]
         fitted, raised = self._fitted(values)
-        influence = kappa * totals / _remaining(leverage) - raised
-        explained = phase.explained(totals) / _remaining(own)
+        influence = kappa * totals / remaining(leverage) - raised
+        explained = phase.explained(totals) / remaining(own)
         terms = self._terms(influence, explained)
         squares, largest = terms.sum(axis=0), terms.max(axis=0, initial=0.0)
         share = terms / np.where(largest > 0.0, largest, 1.0)  # their fourth powers may overflow
@@ -281,10 +281,10 @@ class TwoPhase:
         """Return the second sum of (E23), (K,): what the population's being finite takes off."""
         phase, totals = self.enrollment, self.totals(values)
         kept = (phase.fraction * phase.weights**2)[:, None]
-        own = kept * (totals**2 - self.chance(values)) / _remaining(leverage) ** 2
+        own = kept * (totals**2 - self.chance(values)) / remaining(leverage) ** 2
         out: FloatArray = own.sum(axis=0)
         if self.clusters is not None:
-            raised = np.broadcast_to(1.0 / _remaining(leverage), totals.shape)
+            raised = np.broadcast_to(1.0 / remaining(leverage), totals.shape)
             alone = self._apart
             single = kept / np.reshape(phase.own, (-1, 1))  # rows may stand for several clients
             out = out + alone * self._shared_means(values, single * raised)
@@ -377,7 +377,7 @@ class TwoPhase:
         for step in self.steps:
             part = step.fitted_part(self.weights, values)
             plain += part
-            raised += part / _remaining(self._shared(step.leverage[:, None]))
+            raised += part / remaining(self._shared(step.leverage[:, None]))
         return plain, raised
 
     @cached_property
@@ -471,7 +471,7 @@ class TwoPhase:
         return out
 
 
-def _remaining(leverage: FloatArray | float) -> FloatArray:
+def remaining(leverage: FloatArray | float) -> FloatArray:
     """Return one minus leverage, kept away from 0: a client that alone decides a fit."""
     out: FloatArray = np.maximum(1.0 - leverage, 0.1)
     return out

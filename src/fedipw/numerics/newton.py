@@ -68,6 +68,7 @@ def newton_minimum(
     gradient_tol: float = 1e-11,
     decrement_tol: float = 0.0,
     max_iterations: int = 100,
+    value_error: Callable[[], float] = lambda: 0.0,
 ) -> NewtonResult:
     r"""Minimise a convex function by Newton steps with halving.
 
@@ -87,6 +88,9 @@ def newton_minimum(
         Tolerances; a decrement tolerance of 0 asks for the gradient alone.
     max_iterations
         Limit on steps.
+    value_error
+        By how much two values may differ beyond rounding, asked after each evaluation: a step that
+        raises the objective by no more is taken.
 
     Examples
     --------
@@ -113,7 +117,7 @@ def newton_minimum(
         if decrement <= decrement_tol:
             point, status = point - step, NewtonStatus.CONVERGED
             break
-        moved = _lower(objective, point, at.value, step, decrement)
+        moved = _lower(objective, point, at.value, _Step(step, decrement), value_error)
         if moved is None:
             status = NewtonStatus.STALLED
             break
@@ -148,19 +152,26 @@ def _newton_step(at: Sums) -> FloatArray | None:
     return step if np.abs(step).max(initial=0.0) <= LARGEST else None
 
 
+class _Step(NamedTuple):
+    """A Newton step and its decrement."""
+
+    step: FloatArray
+    decrement: float
+
+
 def _lower(
     objective: Callable[[FloatArray], Sums],
     point: FloatArray,
     value: float,
-    step: FloatArray,
-    decrement: float,
+    newton: _Step,
+    value_error: Callable[[], float],
 ) -> tuple[FloatArray, Sums] | None:
     """Return the first of the halved steps that lowers the objective enough, if any."""
     slack = 1e-14 * max(1.0, abs(value))  # rounding of the value itself near the minimum
     for halvings in range(40):
         scale = 0.5**halvings
-        candidate = point - scale * step
+        candidate = point - scale * newton.step
         at = objective(candidate)
-        if at.value <= value - 1e-4 * scale * decrement + slack:
+        if at.value <= value - 1e-4 * scale * newton.decrement + slack + value_error():
             return candidate, at
     return None

@@ -16,6 +16,7 @@ from typing import Any, Final, Self, final
 import numpy as np
 import polars as pl
 
+from fedipw.combining.regression import RegressionSums
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_positive, some
@@ -126,7 +127,9 @@ class RoundTerms:
        \quad c_i = \min(1, C / |\Delta_i|) \qquad (M4)
 
     with u the mean weight so far. With ``augmented`` :math:`e_i b_i c_i \Delta_i'` is added too: q
-    more vectors of the model's size.
+    more vectors of the model's size. With ``temper`` below 1 the step has weights
+    :math:`e_i^t`, and :math:`e_i^t,\; e_i^t b_i,\; e_i^t c_i \Delta_i` are added: the regression
+    learns by e and takes most of the bias, so that the step's weights need not carry all of it.
     """
 
     balance: BalanceMap
@@ -135,12 +138,21 @@ class RoundTerms:
     limits: TermLimits
     parameters: int  # P
     augmented: bool = False
+    temper: float = 1.0  # t, of the step's weights
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.temper <= 1.0 or (self.temper < 1.0 and not self.augmented):
+            raise InputError(
+                f"Weights are tempered by a power above 0 and up to 1, not {self.temper!r}, and "
+                "where an augmentation takes the bias that they leave."
+            )
 
     @property
     def parts(self) -> Parts:
         """The layout of a client's vector."""
         q, how = len(self.balance.names), self.limits
         w, b, c = how.largest_weight * self.unit, how.largest_column, how.clip
+        tempered = self.temper < 1.0
         return Parts(
             weight=Part(1, w),
             square=Part(1, w**2),
@@ -149,6 +161,9 @@ class RoundTerms:
             cut=Part(3, 1.0),
             update=Part(self.parameters, w * c),
             cross=Part(q * self.parameters if self.augmented else 0, w * b * c),
+            tempered=Part(1 if tempered else 0, w**self.temper),
+            tempered_first=Part(q if tempered else 0, w**self.temper * b),
+            tempered_update=Part(self.parameters if tempered else 0, w**self.temper * c),
         )
 
     @property
@@ -163,6 +178,7 @@ class RoundTerms:
             "limits": asdict(self.limits),
             "parameters": self.parameters,
             "augmented": self.augmented,
+            "temper": self.temper,
         }
         return SumRequest(purpose=PURPOSE, public=public, length=self.parts.length)
 
@@ -183,6 +199,7 @@ class RoundTerms:
                 limits=TermLimits(**{k: float(v) for k, v in public["limits"].items()}),
                 parameters=int(public["parameters"]),
                 augmented=bool(public["augmented"]),
+                temper=float(public["temper"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"These are no terms of a private round: {error}.") from error
@@ -211,6 +228,7 @@ class RoundTerms:
         clipped = update if norm <= how.clip else update * (how.clip / norm)
         cut = np.array([e > most, np.abs(b).max(initial=0.0) > how.largest_column, norm > how.clip])
         e = min(e, most)
+        mild = e**self.temper
         return self.parts.packed(
             weight=np.array([e]),
             square=np.array([e**2]),
@@ -219,6 +237,9 @@ class RoundTerms:
             cut=cut.astype(np.float64),
             update=e * clipped,
             cross=e * np.outer(inside, clipped) if self.augmented else np.empty(0),
+            tempered=np.array([mild]),
+            tempered_first=mild * inside,
+            tempered_update=mild * clipped,
         )
 
 
@@ -235,6 +256,8 @@ class RoundTotals:
     contributors: int
     clipped: int  # values beyond the range of the code, 0 from clients that follow the protocol
     tolerance: float  # of one coordinate, in units of its bound
+    mean_columns: FloatArray  # of the step's weights, (q,)
+    step: FloatArray  # the mean update by the step's weights, (P,)
 
     @classmethod
     def of(cls, terms: RoundTerms, found: SumResult) -> Self:
@@ -244,6 +267,9 @@ class RoundTotals:
         second[np.triu_indices(q)] = values["second"]
         second = second + np.triu(second, 1).T
         cut = [round(float(n)) for n in values["cut"]]
+        of = "tempered_{}" if terms.temper < 1.0 else "{}"
+        total = float(values["tempered" if terms.temper < 1.0 else "weight"][0])
+        total = total if total > 0.0 else math.nan  # a fault, found by its sum of weights
         return cls(
             online=OnlineSums(
                 count=float(values["weight"][0]), first=values["first"], second=second
@@ -255,6 +281,8 @@ class RoundTotals:
             contributors=found.contributors,
             clipped=found.clipped,
             tolerance=found.error,
+            mean_columns=values[of.format("first")] / total,
+            step=values[of.format("update")] / total,
         )
 
     @property
@@ -262,11 +290,18 @@ class RoundTotals:
         """Kish's number of replies that equal weights would make as good."""
         return self.online.count**2 / self.square if self.square > 0.0 else math.nan
 
-    @property
-    def step(self) -> FloatArray:
-        """The weighted mean of the updates, (P,)."""
-        out: FloatArray = self.update / self.online.count
-        return out
+    def regression(self) -> RegressionSums:
+        """Return what a regression of updates on balance columns learns from the round."""
+        if self.cross is None:
+            raise InputError("A round without augmentation has no sums of columns and updates.")
+        sums = self.online
+        gram = np.block(
+            [[np.array([[sums.count]]), sums.first[None, :]], [sums.first[:, None], sums.second]]
+        )
+        return RegressionSums(
+            gram=gram, cross=np.vstack([self.update, self.cross]), replies=self.contributors,
+            mean_columns=np.append(1.0, self.mean_columns), mean_update=self.step,
+        )  # fmt: skip
 
     def fault(self, terms: RoundTerms) -> str:
         r"""Return why no clients that follow the protocol can have these totals; empty if they can.

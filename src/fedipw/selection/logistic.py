@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
@@ -28,7 +28,7 @@ GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again
 RANK_TOL = 1e-10  # share of a column's square that columns before it leave unexplained
 _WIDE = 100  # columns up to which a fit is tried with no more rows, and told to separate
-_SUSPECT = 15.0  # |log odds| beyond which separation is looked for
+SUSPECT = 15.0  # |log odds| beyond which separation is looked for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -210,7 +210,29 @@ def logistic_fit(
     if frame is None:
         frame = frame_of(partitions, q)
         partitions = Changed(partitions, frame.block)
-    run = _Run(partitions, l2 / frame.scale**2)
+    return fitted(
+        PartitionRows(partitions), names, frame=frame, l2=l2, start=start, max_iter=max_iter,
+        decrement_tol=decrement_tol,
+    )  # fmt: skip
+
+
+def fitted(
+    rows: LikelihoodRows,
+    names: tuple[str, ...],
+    *,
+    frame: Frame,
+    l2: float = 0.0,
+    start: FloatArray | None = None,
+    max_iter: int = 100,
+    decrement_tol: float = DECREMENT_TOL,
+) -> LogisticFit:
+    """Fit (P4) over rows that are known by their sums alone, already in ``frame``.
+
+    :func:`logistic_fit` is this over partitions; rows that stay with the clients they are about
+    have the same fit by secure sums.
+    """
+    q = len(names)
+    run = _Run(rows, l2 / frame.scale**2)
     point = run.rate_only(q) if start is None else run.likelier(frame.matrix() @ start)
     everything = np.ones(q + 1, dtype=np.bool_)
     if start is not None:
@@ -224,8 +246,8 @@ def logistic_fit(
     if point[:-1][~kept[:-1]].any():
         point = np.where(kept, point, 0.0)
     found = run.minimum(point, kept, max_iter, decrement_tol)
-    suspect = not found.converged or run.largest > _SUSPECT
-    positions = separating_columns(partitions, kept[:-1]) if suspect and l2 == 0.0 else ()
+    suspect = not found.converged or run.largest > SUSPECT
+    positions = rows.separating(kept[:-1]) if suspect and l2 == 0.0 else ()
     return _result(
         names, frame, run, found, kept=kept, constant=constant, positions=positions, l2=l2
     )
@@ -278,11 +300,49 @@ def likelihood_sums(rows: Partitions, beta: FloatArray) -> tuple[ColumnSums, Cou
     return sum_over(rows, partial(block_sums, beta=beta))
 
 
+class LikelihoodRows(Protocol):
+    """Rows behind a fit: the sums that Newton's method asks for, wherever rows are."""
+
+    @property
+    def value_error(self) -> float:
+        """How far the mean log-likelihood of two passes may be off, beyond rounding."""
+
+    def counts(self) -> Counts:
+        """Return the number of rows and of those with label 1."""
+
+    def sums(self, beta: FloatArray) -> tuple[ColumnSums, Counts]:
+        """Return (P1) with its derivatives at a point, (q + 1,), and the counts."""
+
+    def separating(self, kept: BoolArray) -> tuple[int, ...]:
+        """Return columns among those kept, (q,), that separate the classes; none if none do."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionRows:
+    """Rows in partitions, of which any function can be taken."""
+
+    partitions: Partitions
+    value_error = 0.0
+
+    def counts(self) -> Counts:
+        """Return them by a pass that computes nothing."""
+        return sum_over(self.partitions, _counts)
+
+    def sums(self, beta: FloatArray) -> tuple[ColumnSums, Counts]:
+        """Return the sums over all blocks."""
+        return likelihood_sums(self.partitions, beta)
+
+    def separating(self, kept: BoolArray) -> tuple[int, ...]:
+        """Return a minimal set of columns, proved by a linear programme over rows."""
+        return separating_columns(self.partitions, kept)
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     """The mean penalised log-likelihood, and what was seen on the way."""
 
-    partitions: Partitions
+    rows: LikelihoodRows
     ridge: FloatArray  # (q,)
     passes: int = 0
     counts: Counts = field(default_factory=lambda: Counts(0, 0.0, 0.0))
@@ -294,7 +354,7 @@ class _Run:
         """Return value, gradient and Hessian at full length (q + 1,)."""
         if self._known is not None and np.array_equal(self._known[0], beta):
             return self._known[1]
-        at, counts = likelihood_sums(self.partitions, beta)
+        at, counts = self.rows.sums(beta)
         self.passes, self.counts = self.passes + 1, _checked(counts)
         self.largest, self.value = at.largest, -at.value
         weight = self.counts.weight
@@ -309,7 +369,7 @@ class _Run:
 
     def rate_only(self, q: int) -> FloatArray:
         """Return the point without covariates, (q + 1,): a pass that computes nothing."""
-        counts = self.counts if self.counts.rows else _checked(sum_over(self.partitions, _counts))
+        counts = self.counts if self.counts.rows else _checked(self.rows.counts())
         point = np.zeros(q + 1)
         point[-1] = np.log(counts.selected / (counts.weight - counts.selected))
         return point
@@ -328,7 +388,7 @@ class _Run:
         those cases are looked at with care.
         """
         at = self.sums(point)
-        if self.largest > _SUSPECT or not _all_independent(at.hessian):
+        if self.largest > SUSPECT or not _all_independent(at.hessian):
             return None
         step = np.linalg.solve(at.hessian, at.gradient)
         decrement = float(step @ at.gradient)
@@ -372,6 +432,7 @@ class _Run:
             gradient_tol=GRADIENT_TOL,
             decrement_tol=decrement_tol,
             max_iterations=max_iter,
+            value_error=lambda: self.rows.value_error,
         )
         return replace(found, point=unit * found.point, hessian=found.hessian / both)
 
