@@ -269,7 +269,7 @@ class Scenario:
             weighers,
             self.training.training(federation.population),
             streams.training,
-            compositions=built.compositions(np.zeros(drawn.clients.n_parameters)),
+            compositions=built.compositions(np.zeros(federation.clients.n_parameters)),
             limits_from=self.rounds // 2 + 1 if limits else None,
         )
 
