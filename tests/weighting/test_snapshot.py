@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -265,7 +266,7 @@ def test_reading_a_ledger_lists_its_directory_once_whatever_its_length(
 
 @pytest.mark.parametrize("window", [{"last": 4}, {"decay": 0.003}], ids=["rolling", "decay"])
 def test_what_a_server_keeps_does_not_grow_with_its_rounds(
-    tmp_path: Path, window: dict[str, float]
+    tmp_path: Path, window: dict[str, Any]
 ) -> None:
     """Rows of four rounds are read by any fit; snapshots after every third, as after a fit."""
     given, how = (

@@ -146,6 +146,16 @@ class ParticipationSettings:
             )
 
     @property
+    def rounds_fitted(self) -> str:
+        """The rounds of a fit in words.
+
+        >>> ParticipationSettings(last=50, decay=0.9).rounds_fitted
+        'past, the last 50, decay 0.9'
+        """
+        last = "" if self.last is None else f", the last {self.last}"
+        return self.window.value + last + (f", decay {self.decay:g}" if self.decay < 1.0 else "")
+
+    @property
     def reach(self) -> int | None:
         """Number of past rounds that a fit reads at most; none if all."""
         if self.decay == 1.0:
