@@ -355,8 +355,9 @@ class Participation:
         self._history.after(opened, replied)
         self.rounds += 1
         if self.settings.forgets:
+            first = min(step.needed(self.settings.first(self.rounds)) for step in self.steps)
             for step in () if self.models else self.steps:
-                step.forget(self.settings.first(self.rounds))
+                step.forget(first)
         self._open, self._coded = None, {}
         return taken
 
@@ -792,13 +793,16 @@ class StepLearner:
         (n0, s0), (n1, s1) = self._totals[first], self._totals[last]
         return n1 - n0, s1 - s0, self._sums[last] - self._sums[first]
 
-    def forget(self, first: int) -> None:
-        """Drop what is kept of rounds before ``first``.
+    def needed(self, first: int) -> int:
+        """Return the first round to keep where later fits read from round ``first`` on.
 
-        A classifier's rows stay as long as it is the last: a restart fits it again.
+        A classifier's rows stay as long as it is the last fit: a restart fits it again.
         """
-        if self.fit is not None and not isinstance(self.fit, LogisticFit):
-            first = min(first, self.fitted_from)
+        again = self.fit is not None and not isinstance(self.fit, LogisticFit)
+        return min(first, self.fitted_from) if again else first
+
+    def forget(self, first: int) -> None:
+        """Drop what is kept of rounds before ``first``."""
         self.store.forget(first)
         self._totals, self._sums = (
             self._totals[first - self.gone :],
