@@ -85,6 +85,7 @@ _OPTIONS: Mapping[str, Callable[[Rng], list[str]]] = {
     "--availability": lambda rng: [formula(rng)],
     "--history": lambda rng: [],
     "--day-length": lambda rng: [number(rng)],
+    "--day-hours": lambda rng: [number(rng)],
     "--classifier": lambda rng: [
         one_of(rng, ("logistic", "nonsense", "os.system", text(rng)[:40]))
     ],
@@ -102,6 +103,7 @@ _WEIGHING: Mapping[str, Callable[[Rng], list[str]]] = {
     "--scheme": lambda rng: [one_of(rng, (*SCHEMES, "x", text(rng)[:40], "base=participation"))],
     "--participation-fit": lambda rng: [one_of(rng, ("past", "pooled", "same-round", "x"))],
     "--window": lambda rng: [one_of(rng, ("1", "2", "0", "-1", str(10**30)))],
+    "--decay": lambda rng: [one_of(rng, ("0.9", "1", "1e-300", "0", number(rng)))],
     "--refit-every": lambda rng: [one_of(rng, ("1", "3", "0", str(10**30)))],
     "--models-table": lambda rng: [],
     "--threshold": lambda rng: [number(rng)],

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from cli.command import succeeded
+from fedipw.selection.steps import Clock
 
 from .reference import (
     check_coefficients,
@@ -167,7 +168,7 @@ def test_overlap_counts_small_probabilities_and_parts_nobody_is_enrolled_in(tmp_
 @pytest.mark.parametrize("clock", [True, False])
 def test_rates_and_heat_maps_are_plain_counts(clock: bool, tmp_path: Path) -> None:
     given = world(5, clock=clock, steps=True)
-    found = gathered(given, tmp_path, planned(day_length=4.0))
+    found = gathered(given, tmp_path, planned(clock=Clock(day_length=4.0)))
     log = given.log
     parts = {part["column"]: part for part in found["rates"]}
     assert list(parts) == ["z1", "os", "flat", "rooms", "x", "net"]
@@ -296,3 +297,9 @@ def test_negative_weights_are_counted_and_kept_out_of_the_histogram(tmp_path: Pa
     assert part["negative"] > 0
     assert sum(part["multiples"]["counts"]["replies"]) == part["count"] - part["negative"]
     assert f"{part['negative']} weights of replies are negative." in found["notes"]
+
+
+def test_the_rounds_of_a_fit_are_named(tmp_path: Path) -> None:
+    given = world(1, rounds=4)
+    found = gathered(given, tmp_path, planned(decay=0.8, last=3))
+    assert found["settings"]["participation_fit"] == "past, the last 3, decay 0.8"

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,39 @@ def test_weights_are_those_found_in_the_ledger_later(
         inner, ledger=tmp_path / "ledger", scheme=scheme, covariates=world.columns, **known
     ).start(world.grid(), world.start, num_rounds=world.rounds)
     found = offline_weights(tmp_path, *options, "--scheme", scheme)
+    assert_same(world, inner.handed, found, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (
+            {"participation": ". + hour_sin + z1:hour_cos + elapsed", "day_hours": 24.0},
+            ("--participation", ". + hour_sin + z1:hour_cos + elapsed", "--day-hours", 24),
+        ),
+        ({"decay": 0.6}, ("--decay", 0.6)),
+        ({"window": 2}, ("--window", 2)),
+    ],
+    ids=["clock", "decay", "rolling"],
+)
+def test_models_that_follow_a_drift_are_those_of_the_ledger(
+    tmp_path: Path, settings: dict[str, Any], options: tuple[object, ...]
+) -> None:
+    """Rounds open five hours apart, and a second server goes on after the third."""
+    world = LabFederation(size=240, rounds=6)
+    people, inner = world.put(tmp_path), Recorder(fraction_train=0.8, **QUIET)
+    for until in (3, 6):
+        first = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=5 * (until - 3))
+        moments = iter([first + timedelta(hours=5 * k) for k in range(50)])
+        FedIPW(
+            inner, ledger=tmp_path / "ledger", scheme="fedipw", covariates=world.columns,
+            population=people, refit_every=1, average=None,
+            clock=partial(next, moments), **settings,
+        ).start(world.grid(), world.start, num_rounds=until)  # fmt: skip
+    found = offline_weights(
+        tmp_path, "--population", people, "--scheme", "fedipw", "--refit-every", 1, *options
+    )
+    assert set(inner.handed) == set(range(1, 7))
     assert_same(world, inner.handed, found, rel=1e-9)
 
 

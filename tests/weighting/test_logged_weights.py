@@ -122,7 +122,7 @@ def step_probs(
     fit: str,
     every: int,
     last: int | None,
-    decay: float,
+    decay: float = 1.0,
 ) -> Iterator[tuple[Array, str]]:
     """Yield everyone's probability of one step in each round, and where it came from."""
     beta = None

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +14,7 @@ import pytest
 
 from fedipw.errors import InputError
 from fedipw.numerics import BoolArray
+from fedipw.selection.classifiers import Classifier
 from fedipw.selection.enrollment import EnrollmentStage, enrollment_stage
 from fedipw.selection.participation import ParticipationSettings, Window
 from fedipw.selection.steps import Formulas
@@ -107,12 +109,25 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (plan("fedipw-hajek", refit_every=3, history=True), 3, False),
         (plan("participation-only", refit_every=4, last=6), 1, False),
         (plan("participation-only", refit_every=4, decay=0.9), 1, False),
+        (plan("fedipw-hajek", refit_every=3, last=4), 3, False),
+        (plan(refit_every=3, last=2, estimator=Classifier(folds=2)), 1, False),
         (plan("greg", window=Window.SAME_ROUND), 1, False),
         (plan("calibrated-online", refit_every=3), 1, False),
         (plan(refit_every=3, history=True), 1, True),
         (plan("calibrated-online", refit_every=3), 1, True),
     ],
-    ids=["past", "steps", "rolling", "decay", "same-round", "online", "joining", "joining-online"],
+    ids=[
+        "past",
+        "steps",
+        "rolling",
+        "decay",
+        "steps, rolling",
+        "folds, rolling",
+        "same-round",
+        "online",
+        "joining",
+        "joining-online",
+    ],
 )
 def test_a_restart_reads_the_rounds_after_it_and_weighs_the_same_to_the_last_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Plan, steps: int, joining: bool
@@ -265,7 +280,7 @@ def test_reading_a_ledger_lists_its_directory_once_whatever_its_length(
 
 @pytest.mark.parametrize("window", [{"last": 4}, {"decay": 0.003}], ids=["rolling", "decay"])
 def test_what_a_server_keeps_does_not_grow_with_its_rounds(
-    tmp_path: Path, window: dict[str, float]
+    tmp_path: Path, window: dict[str, Any]
 ) -> None:
     """Rows of four rounds are read by any fit; snapshots after every third, as after a fit."""
     given, how = (

@@ -248,7 +248,7 @@ class _Job(NamedTuple):
             participation = asked.reply + (" with history" if asked.history else "")
             if AVAILABLE in self.ledger.schema and not plan.collapsed:
                 participation = f"available: {asked.availability}; replied: {participation}"
-            fit = plan.settings.window.value if plan.models is None else "saved"
+            fit = plan.settings.rounds_fitted if plan.models is None else "saved"
         return AuditSettings(
             scheme=plan.method.name,
             enrollment=self.stage.formula,

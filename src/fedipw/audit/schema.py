@@ -34,7 +34,8 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "scheme": "method of the weights",
         "enrollment": "formula of enrollment, or the names of the targets",
         "participation": "formula of participation; empty without rounds",
-        "participation_fit": "rounds it is fitted on: past, pooled, same-round, or saved",
+        "participation_fit": "rounds it is fitted on: past (or of them the last, or by a decay), "
+        "pooled, same-round, or saved",
         "missing": "policy for missing values: error, indicator or drop",
         "soft": "whether a penalty on fits that separate was asked for (--soft)",
         "command": "command that writes the weights audited, with files to fill in",

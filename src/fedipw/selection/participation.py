@@ -147,6 +147,16 @@ class ParticipationSettings:
             )
 
     @property
+    def rounds_fitted(self) -> str:
+        """The rounds of a fit in words.
+
+        >>> ParticipationSettings(last=50, decay=0.9).rounds_fitted
+        'past, the last 50, decay 0.9'
+        """
+        last = "" if self.last is None else f", the last {self.last}"
+        return self.window.value + last + (f", decay {self.decay:g}" if self.decay < 1.0 else "")
+
+    @property
     def reach(self) -> int | None:
         """Number of past rounds that a fit reads at most; none if all."""
         if self.decay == 1.0:
@@ -346,8 +356,9 @@ class Participation:
         self._history.after(opened, replied)
         self.rounds += 1
         if self.settings.forgets:
+            first = min(step.needed(self.settings.first(self.rounds)) for step in self.steps)
             for step in () if self.models else self.steps:
-                step.forget(self.settings.first(self.rounds))
+                step.forget(first)
         self._open, self._coded = None, {}
         return taken
 
@@ -783,13 +794,16 @@ class StepLearner:
         (n0, s0), (n1, s1) = self._totals[first], self._totals[last]
         return n1 - n0, s1 - s0, self._sums[last] - self._sums[first]
 
-    def forget(self, first: int) -> None:
-        """Drop what is kept of rounds before ``first``.
+    def needed(self, first: int) -> int:
+        """Return the first round to keep where later fits read from round ``first`` on.
 
-        A classifier's rows stay as long as it is the last: a restart fits it again.
+        A classifier's rows stay as long as it is the last fit: a restart fits it again.
         """
-        if self.fit is not None and not isinstance(self.fit, LogisticFit):
-            first = min(first, self.fitted_from)
+        again = self.fit is not None and not isinstance(self.fit, LogisticFit)
+        return min(first, self.fitted_from) if again else first
+
+    def forget(self, first: int) -> None:
+        """Drop what is kept of rounds before ``first``."""
         self.store.forget(first)
         self._totals, self._sums = (
             self._totals[first - self.gone :],

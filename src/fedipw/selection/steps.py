@@ -319,8 +319,8 @@ class Clock:
         """Return t of a round, the ``index``-th from 1: that number, or hours since 1970 in UTC."""
         if self.day_hours is None:
             return float(index)
-        kind = table.schema.get(OPENED_AT)
-        if kind is None or not kind.is_temporal() or not table.height:
+        known = isinstance(table.schema.get(OPENED_AT), pl.Date | pl.Datetime) and table.height
+        if not known or table[OPENED_AT][0] is None:
             raise InputError(
                 f"Round {index} has no {OPENED_AT!r}, by which a clock of {self.day_hours:g} hours "
                 "runs: record it, or let the clock run by rounds (day_length)."

@@ -121,8 +121,8 @@ class Snapshot:
             self.directory.mkdir(exist_ok=True)
             gone = learner.forgotten
             if self._rows is None or 2 * gone > self._first + self._saved:
-                self._begin(learner, gone)
-            self._add(learner)
+                self._rows = self._begin(learner, gone)
+            self._add(learner, self._rows)
         except OSError as error:
             self._rows = None  # what of it was written is not known
             raise unwritable(self.directory, error) from error
@@ -140,9 +140,8 @@ class Snapshot:
                 with suppress(OSError):
                     path.unlink()
 
-    def _begin(self, learner: Participation, first: int) -> None:
-        """Begin a new file of rows with those of round ``first``, counted from 0."""
-        self._rows = self.directory / f"rows-{token_hex(4)}.bin"
+    def _begin(self, learner: Participation, first: int) -> Path:
+        """Begin a new file of rows with those of round ``first``, counted from 0; return it."""
         self._length, self._first, self._saved = 0, first, first
         self._digest = hashlib.sha256()
         self._base = {
@@ -151,12 +150,12 @@ class Snapshot:
             }
             for step in learner.steps
         }  # fmt: skip
+        return self.directory / f"rows-{token_hex(4)}.bin"
 
-    def _add(self, learner: Participation) -> None:
+    def _add(self, learner: Participation, rows: Path) -> None:
         """Write the rows of the new rounds at the end of the file, and bring them onto the disk."""
-        assert self._rows is not None
         stamps = b"".join(_stamp(self._ledger, k + 1) for k in range(self._stamped, learner.rounds))
-        descriptor = os.open(self._rows, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(rows, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.truncate(self._length)
             file.seek(self._length)
