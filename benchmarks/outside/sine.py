@@ -70,7 +70,8 @@ class Images:
     @property
     def counts(self) -> IntArray:
         """Images of each client, (N,)."""
-        return self.real.sum(axis=1).astype(np.int64)
+        counts: IntArray = self.real.sum(axis=1).astype(np.int64)
+        return counts
 
     @property
     def shares(self) -> FloatArray:

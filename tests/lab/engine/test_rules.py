@@ -111,7 +111,7 @@ def test_amplified_scaffold_renews_control_variates_once_a_period(weighting: str
             y = theta
             for _ in range(world.K[i]):
                 gradient = world.gradient(i, y)
-                heard[i].append(gradient / world.K[i])
+                heard[i].append(gradient)
                 y = y - world.eta * (gradient - own[i] + c)
             move = move + (y - theta) / len(replies)
         theta = theta + move
@@ -120,7 +120,7 @@ def test_amplified_scaffold_renews_control_variates_once_a_period(weighting: str
             before = theta
             for i in world.enrolled:
                 if heard[i]:
-                    own[i] = sum(heard[i]) * world.K[i] / len(heard[i])
+                    own[i] = np.mean(heard[i], axis=0)
                 heard[i] = []
     name = "amplified+scaffold" + (f"+{weighting}" if weighting else "")
     np.testing.assert_allclose(last_model(scenario, name), theta, atol=1e-10, rtol=0)
