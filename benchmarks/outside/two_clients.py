@@ -30,7 +30,7 @@ MINIMA, SOLUTION = np.array([0.0, 100.0]), 50.0
 GRID = tuple(np.round(np.linspace(0.05, 1.0, 20), 2).tolist())
 SHOWN = ((0.5, 0.5), (0.9, 0.1), (0.1, 0.9), (0.9, 0.5), (0.3, 0.1))
 METHODS = ("fedavg", "oracle", "fedau", "debiased", "f3ast", "mifa", "fedvarp", "fedawe", "focus")
-STEP, ROUNDS, SEEDS = 0.02, 4000, 5
+STEP, ROUNDS, SEEDS = 0.02, 4000, 3
 
 
 def fedavg_limit(p1: float, p2: float) -> float:

@@ -496,8 +496,8 @@ class CorrelationAware:
         moves = self._moves + 1.0
         staying = moves[:, [0, 1], [0, 1]] / moves.sum(axis=2)
         correlation: FloatArray = staying.sum(axis=1) - 1.0
-        availability: FloatArray = (self._replies + 1.0) / (self._rounds + 2.0)
-        return availability, correlation
+        share = (self._replies + 1.0) / float(self._rounds + 2)
+        return np.asarray(share, dtype=np.float64), correlation
 
     def _left_out(self, availability: FloatArray, correlation: FloatArray) -> list[int]:
         """Return the clients left out."""
