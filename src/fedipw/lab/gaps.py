@@ -105,6 +105,15 @@ class ReplyShares:
     inverse of its estimate; here the update is scaled, which is the same for one local step. With
     enrollment weights :math:`1/(N \hat\pi^{enr}_i \hat\pi^{part}_i)`. ``clients`` is the number
     that may reply.
+
+    >>> import polars as pl
+    >>> from fedipw.tables.ledger import Round
+    >>> shares, both = ReplyShares(2), Round(index=1, rows=np.arange(2), table=pl.DataFrame())
+    >>> shares.open(both)
+    >>> _ = shares.close(np.array([True, False]))
+    >>> shares.open(both)
+    >>> shares.prob(np.array([True, True])).prob.tolist()
+    [1.0, 0.5]
     """
 
     def __init__(self, clients: int) -> None:

@@ -107,6 +107,17 @@ class EchoedUpdates:
         The model before the first round, (P,).
     size
         :math:`\gamma_g`, of the echoed updates.
+
+    Examples
+    --------
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = EchoedUpdates(np.ones(3, dtype=bool), np.full(3, 1 / 3), trainer.start)
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> moved = rule.total(trainer, task, 4, None).total  # rounds 1 to 3 were missed
+    >>> np.allclose(moved, 4 * trainer.updates(task)[0])
+    True
     """
 
     follows_work = True
@@ -200,6 +211,15 @@ class TrackedGradients:
     The equations are those of the authors' code. The last gradient is found from two updates, one
     with a step fewer, so clients are trained twice. Parameters are those of
     :class:`EchoedUpdates`; ``size`` is :math:`\gamma_f`.
+
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = TrackedGradients(np.ones(3, dtype=bool), np.full(3, 1 / 3), trainer.start)
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> moved = rule.total(trainer, task, 1, None).total  # gradients of the others count as zero
+    >>> np.allclose(moved, trainer.updates(task)[0] / 3)
+    True
     """
 
     follows_work = False
@@ -295,6 +315,17 @@ class RunningRates:
         :math:`\omega` of every client, (N,), none below 0.
     settings
         :math:`\beta` and M.
+
+    Examples
+    --------
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = RunningRates(np.ones(3, dtype=bool), np.full(3, 1 / 3), F3AST(beta=0.1))
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> _ = rule.total(trainer, task, 1, None)
+    >>> rule.state()["rates"].round(3).tolist()  # 0.9 / 3, and 0.1 more for the client used
+    [0.3, 0.4, 0.3]
     """
 
     follows_work = True
@@ -411,6 +442,19 @@ class CorrelationAware:
         Smoothing, tolerance and factor.
     known
         True chains in place of counts.
+
+    Examples
+    --------
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = CorrelationAware(np.ones(3, dtype=bool), np.full(3, 1 / 3), CAFed(bias=1e6))
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> moved = rule.total(trainer, task, 1, None).total  # a reply in a round: (1 + 1) / (1 + 2)
+    >>> np.allclose(moved, trainer.updates(task)[0] / 3 / (2 / 3))
+    True
+    >>> rule.counted.tolist()  # bias is too dear to leave anybody out
+    [1.0, 1.0, 1.0]
     """
 
     follows_work = True
