@@ -521,13 +521,12 @@ class CorrelationAware:
 
     def _count(self, rows: IntArray, index: int) -> None:
         """Count replies and transitions up to a round; in rounds passed over nobody replied."""
-        now = np.zeros(len(self._omega), dtype=np.int64)
-        clients = np.arange(len(now))
-        for missed in range(self._rounds + 1, index + 1):
-            coming = now.copy()
-            if missed == index:
+        clients = np.arange(len(self._omega))
+        for passed in range(self._rounds + 1, index + 1):
+            coming = np.zeros(len(clients), dtype=np.int64)
+            if passed == index:
                 coming[rows] = 1
-            if missed > 1:
+            if passed > 1:
                 self._moves[clients, self._present, coming] += 1
             self._present = coming
         self._replies[rows] += 1
