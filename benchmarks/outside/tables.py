@@ -56,7 +56,7 @@ def sine_lines(found: Part) -> list[str]:
         off = np.subtract(accuracy[m], accuracy["fedavg"])
         rows.append(
             [
-                sine.METHODS[m],
+                {sine.MEAN: "FedAWE", **sine.METHODS}[m],
                 "–" if theirs is None else f"{theirs[0]:.1f} ± {theirs[1]:.1f}",
                 "–" if theirs is None else f"{theirs[0] - sine.PUBLISHED['fedavg'][0]:+.1f}",
                 f"{np.mean(accuracy[m]):.1f} ± {np.std(accuracy[m], ddof=1):.1f}",

@@ -90,6 +90,8 @@ def test_fedawe_moves_the_weighted_mean_model_by_echoed_updates_alone(weights: n
             echoed += weights[i] * (index - last[i]) * update(int(i), own[i])
         theta = theta + moved(rule.total(TRAINER, task(*present, theta=theta), index, None))
         own[present], last[present] = theta, index
+        np.testing.assert_allclose(rule.mean_model, weights @ own, atol=1e-12)
+        np.testing.assert_allclose(rule.mean_model, echoed, atol=1e-12)
     np.testing.assert_allclose(theta, echoed, atol=1e-12)  # all present at last: one common model
 
 

@@ -138,6 +138,14 @@ class EchoedUpdates:
         self._enrolled = enrolled
         self._models: dict[int, FloatArray] = {0: start.copy()}  # by round
 
+    @property
+    def mean_model(self) -> FloatArray:
+        """The weighted mean of the clients' own models, which the authors evaluate, (P,)."""
+        mean = np.zeros(len(self._models[max(self._models)]))
+        for last, model in self._models.items():
+            mean += self._omega[self._enrolled & (self._last == last)].sum() * model
+        return mean / self._omega[self._enrolled].sum()
+
     def begin(self, trainer: Trainer, task: RoundWork) -> None:
         """Take the first model, from which every client starts."""
         del trainer
