@@ -32,6 +32,7 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def two_client_lines(found: Part) -> list[str]:
     """Return where methods end, by the availability of the two clients."""
     names = {m: f"`{m}`" for m in two_clients.METHODS} | {"oracle": "known $p$"}
+    names[two_clients.MEAN] = "`fedawe`, mean model"
     head = ["$p_1, p_2$", "equation (3)", "closed form", *(names.values())]
     rows = [
         [
