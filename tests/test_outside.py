@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.outside import clusters, cyclic, sine, tables, two_clients
+from benchmarks import intermittent
+from benchmarks.outside import clusters, cyclic, figure, sine, tables, two_clients
 from scipy.optimize import approx_fprime
 
 ROOT = Path(__file__).parent.parent
@@ -108,11 +109,23 @@ def test_cyclic_participation_runs() -> None:
         assert np.isfinite(found).all()
 
 
-def test_the_page_shows_the_saved_results() -> None:
+def test_the_tables_of_the_page_are_the_saved_results(tmp_path: Path) -> None:
     saved = json.loads((ROOT / "benchmarks" / "results" / "outside.json").read_text())
-    page = (ROOT / "docs" / "outside.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "outside.md").read_text(encoding="utf-8")
     found = tables.lines(saved)
     assert set(found) == {"two-clients", "sine", "clusters", "cyclic"}
-    for part in found.values():
-        for line in part:
-            assert line in page
+    for part, lines in found.items():
+        name = f"_static/outside-{part}.md"
+        assert name in page
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines() == lines
+    figure.draw(saved, tmp_path / "outside.png")
+    assert (tmp_path / "outside.png").stat().st_size > 10_000
+
+
+def test_the_table_of_rules_for_clients_that_come_and_go_is_the_saved_result() -> None:
+    saved = json.loads(intermittent.RESULT.read_text())
+    page = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8").splitlines()
+    for line in intermittent.lines(saved):
+        assert line in page
+    found = intermittent.one_seed(0, 6, ("fedavg", "fedawe+fedipw"))
+    assert found["fedavg"] != found["fedawe+fedipw"]

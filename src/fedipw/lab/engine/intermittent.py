@@ -437,8 +437,8 @@ class CorrelationAware:
     mean of the first round's for those not seen. :math:`f_i^\star` is its loss after ``alone``
     local steps by itself. Availability :math:`\hat\pi_i` and correlation :math:`\hat\lambda_i =
     \hat P(1 \to 1) + \hat P(0 \to 0) - 1` are counted with one reply and one miss, and one
-    transition of each kind, beforehand; the paper's experiments take them as known, as ``known``
-    does here.
+    transition of each kind, beforehand; the authors' scripts take them as known, as ``known`` does
+    here.
 
     Parameters
     ----------
