@@ -40,7 +40,7 @@ def one_seed(seed: int, rounds: int, methods: tuple[str, ...] = METHODS) -> dict
     }
 
 
-def study(seeds: int = 20, rounds: int = 600) -> dict[str, Any]:
+def study(seeds: int = 10, rounds: int = 300) -> dict[str, Any]:
     """Return both figures by method and seed."""
     found = [one_seed(seed, rounds) for seed in range(seeds)]
     excess = {name: [one[name] for one in found] for name in METHODS}

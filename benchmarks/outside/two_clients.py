@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MINIMA, SOLUTION = np.array([0.0, 100.0]), 50.0
 GRID = tuple(np.round(np.linspace(0.05, 1.0, 20), 2).tolist())
-SHOWN = ((0.5, 0.5), (0.9, 0.1), (0.1, 0.9), (0.9, 0.5), (0.3, 0.1))
+SHOWN = ((0.5, 0.5), (0.9, 0.1), (0.9, 0.5), (0.3, 0.1))
 METHODS = ("fedavg", "oracle", "fedau", "debiased", "f3ast", "mifa", "fedvarp", "fedawe", "focus")
 MEAN = "fedawe, mean of models"
 STEP, ROUNDS, SEEDS = 0.02, 4000, 3

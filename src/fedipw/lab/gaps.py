@@ -103,8 +103,8 @@ class ReplyShares:
     2025), :math:`w_i = 1/(N_{enr} \hat\pi^{part}_i)`: the share tends to the client's long-run rate
     whatever the correlation between rounds. The paper scales each client's local work by the
     inverse of an online estimate; that the estimate is this share, and that the update is scaled
-    (the same for one local step), is our reading of its summaries. With enrollment
-    weights :math:`1/(N \hat\pi^{enr}_i \hat\pi^{part}_i)`. ``clients`` is the number that may reply.
+    (the same for one local step), is our reading of its summaries. With enrollment weights
+    :math:`1/(N \hat\pi^{enr}_i \hat\pi^{part}_i)`. ``clients`` is the number that may reply.
 
     >>> import polars as pl
     >>> from fedipw.tables.ledger import Round
