@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.outside import clusters, cyclic, sine, tables, two_clients
+from benchmarks import intermittent
+from benchmarks.outside import clusters, cyclic, figure, sine, tables, two_clients
 from scipy.optimize import approx_fprime
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +28,7 @@ def test_the_closed_form_of_two_clients_is_the_fixed_point_over_all_outcomes() -
 
 def test_all_rules_run_on_two_clients() -> None:
     found = two_clients.run_mean(0, 0.9, 0.4, rounds=60)
-    assert set(found) == set(two_clients.METHODS)
+    assert set(found) == {*two_clients.METHODS, two_clients.MEAN}
     assert all(0.0 <= value <= 100.0 for value in found.values())
 
 
@@ -96,7 +97,7 @@ def test_the_cyclic_objective_is_the_mean_of_its_clients(monkeypatch: pytest.Mon
     for point in (np.array([0.3, -0.2, 0.7, 1.5]), np.array([2.0, 1.0, -0.4, -3.0])):
         both = cyclic.noisy_gradient(np.arange(2), np.tile(point, (2, 1)), 0, 0)
         # the fourth coordinate's curvatures differ, L/2 and lambda/2, and their mean is taken twice
-        slope = approx_fprime(point, lambda x: float(cyclic.objective(x)), 1e-7)
+        slope = approx_fprime(point, cyclic.objective, 1e-7)
         np.testing.assert_allclose(both.mean(axis=0)[:3], slope[:3], atol=1e-5)
         np.testing.assert_allclose(both.sum(axis=0)[3], slope[3], atol=1e-5)
 
@@ -108,11 +109,23 @@ def test_cyclic_participation_runs() -> None:
         assert np.isfinite(found).all()
 
 
-def test_the_page_shows_the_saved_results() -> None:
+def test_the_tables_of_the_page_are_the_saved_results(tmp_path: Path) -> None:
     saved = json.loads((ROOT / "benchmarks" / "results" / "outside.json").read_text())
-    page = (ROOT / "docs" / "outside.md").read_text(encoding="utf-8").splitlines()
+    page = (ROOT / "docs" / "outside.md").read_text(encoding="utf-8")
     found = tables.lines(saved)
     assert set(found) == {"two-clients", "sine", "clusters", "cyclic"}
-    for part in found.values():
-        for line in part:
-            assert line in page
+    for part, lines in found.items():
+        name = f"_static/outside-{part}.md"
+        assert name in page
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines() == lines
+    figure.draw(saved, tmp_path / "outside.png")
+    assert (tmp_path / "outside.png").stat().st_size > 10_000
+
+
+def test_the_table_of_rules_for_clients_that_come_and_go_is_the_saved_result() -> None:
+    saved = json.loads(intermittent.RESULT.read_text())
+    page = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8").splitlines()
+    for line in intermittent.lines(saved):
+        assert line in page
+    found = intermittent.one_seed(0, 6, ("fedavg", "fedawe+fedipw"))
+    assert found["fedavg"] != found["fedawe+fedipw"]

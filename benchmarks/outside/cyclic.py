@@ -164,7 +164,7 @@ def tuned(method: str, seed: int = 1000, rounds: int = ROUNDS) -> dict[str, floa
     return min(GRIDS[method], key=last)
 
 
-def study(seeds: int = 10, rounds: int = ROUNDS) -> dict[str, Any]:
+def study(seeds: int = 5, rounds: int = ROUNDS) -> dict[str, Any]:
     """Return the tuned settings and the objective over rounds, by method and seed."""
     methods = {}
     for method in METHODS:

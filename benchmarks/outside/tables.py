@@ -32,6 +32,7 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def two_client_lines(found: Part) -> list[str]:
     """Return where methods end, by the availability of the two clients."""
     names = {m: f"`{m}`" for m in two_clients.METHODS} | {"oracle": "known $p$"}
+    names[two_clients.MEAN] = "`fedawe`, mean model"
     head = ["$p_1, p_2$", "equation (3)", "closed form", *(names.values())]
     rows = [
         [
@@ -56,7 +57,7 @@ def sine_lines(found: Part) -> list[str]:
         off = np.subtract(accuracy[m], accuracy["fedavg"])
         rows.append(
             [
-                sine.METHODS[m],
+                {sine.MEAN: "FedAWE", **sine.METHODS}[m],
                 "–" if theirs is None else f"{theirs[0]:.1f} ± {theirs[1]:.1f}",
                 "–" if theirs is None else f"{theirs[0] - sine.PUBLISHED['fedavg'][0]:+.1f}",
                 f"{np.mean(accuracy[m]):.1f} ± {np.std(accuracy[m], ddof=1):.1f}",

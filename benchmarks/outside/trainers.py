@@ -26,19 +26,22 @@ class GradientTrainer:
     work: LocalWork
     clients: int  # N
     plain_sgd: bool = True
-    momentum: float = 0.0  # of local steps, afresh in every round
+    momentum: float = 0.0  # of local steps
+    velocity: FloatArray | None = None  # (N, P) kept between rounds, if momentum is
 
     def updates(self, task: RoundWork) -> FloatArray:
         """Return each client's update (O2), (m, P)."""
         theta, steps = task.theta, task.local_steps(self.work)
         y = np.tile(theta, (len(task.clients), 1))
-        velocity = np.zeros_like(y)
+        velocity = np.zeros_like(y) if self.velocity is None else self.velocity[task.clients]
         for k in range(int(steps.max())):
             slope = self.gradient(task.clients, y, task.key, k) + task.proximal * (y - theta)
             if task.corrections is not None:
                 slope = slope + task.corrections
             velocity = self.momentum * velocity + slope
             y = y - self.work.step_size * velocity * (steps > k)[:, None]
+        if self.velocity is not None:
+            self.velocity[task.clients] = velocity
         moved: FloatArray = y - theta
         return moved
 

@@ -102,9 +102,18 @@ class ReplyShares:
     With participation weights alone it is FedAvg debiased for correlated participation (Sun et al.
     2025), :math:`w_i = 1/(N_{enr} \hat\pi^{part}_i)`: the share tends to the client's long-run rate
     whatever the correlation between rounds. The paper scales each client's local work by the
-    inverse of its estimate; here the update is scaled, which is the same for one local step. With
-    enrollment weights :math:`1/(N \hat\pi^{enr}_i \hat\pi^{part}_i)`. ``clients`` is the number
-    that may reply.
+    inverse of an online estimate; that the estimate is this share, and that the update is scaled
+    (the same for one local step), is our reading of its summaries. With enrollment weights
+    :math:`1/(N \hat\pi^{enr}_i \hat\pi^{part}_i)`. ``clients`` is the number that may reply.
+
+    >>> import polars as pl
+    >>> from fedipw.tables.ledger import Round
+    >>> shares, both = ReplyShares(2), Round(index=1, rows=np.arange(2), table=pl.DataFrame())
+    >>> shares.open(both)
+    >>> _ = shares.close(np.array([True, False]))
+    >>> shares.open(both)
+    >>> shares.prob(np.array([True, True])).prob.tolist()
+    [1.0, 0.5]
     """
 
     def __init__(self, clients: int) -> None:

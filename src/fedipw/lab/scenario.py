@@ -231,7 +231,7 @@ class Scenario:
 
     def _check(self, recipe: Recipe) -> None:
         """Raise if a method does not go with the other settings."""
-        if self.training.secure_sum and recipe.memory is not None:
+        if self.training.secure_sum and recipe.memory and recipe.intermittent is None:
             raise InputError(
                 f"{recipe.name} keeps each client's latest vector ({recipe.memory}), and a secure "
                 "sum shows the server none of them, only their weighted sum. Choose a method "

@@ -836,8 +836,15 @@ class Guards:
 class Augmentation(Protocol):
     """What the server keeps of updates, beside weights."""
 
-    memory: ClassVar[str]  # the published rule that keeps a vector of each client; empty if none
-    weighs_replies: ClassVar[bool]  # whether replies have weights of their own
+    @property
+    def memory(self) -> str:
+        """The published rule that keeps something of each client; empty if none."""
+        ...
+
+    @property
+    def weighs_replies(self) -> bool:
+        """Whether replies have weights of their own."""
+        ...
 
     @property
     def regression(self) -> Regression | None:

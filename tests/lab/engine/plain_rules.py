@@ -55,7 +55,7 @@ class World:
         for row in range(first, last):
             u = float(np.append(self.clients.features[row], 1.0) @ y)
             total += np.log(1.0 + np.exp(u)) - self.clients.labels[row] * u
-        return total / (last - first) + 0.5 * self.l2 * float(y @ y)
+        return float(total / (last - first) + 0.5 * self.l2 * (y @ y))
 
     def update(self, i: int, theta: Vector, mu: float = 0.0, shift: Vector | float = 0.0) -> Vector:
         """Return y_K - theta after K_i steps y -= eta (g + mu (y - theta) + shift)."""
@@ -237,7 +237,8 @@ def cafed(world: World, weighting: str) -> Vector:
     """Algorithm 1 of the paper with the total variation distance written out."""
     theta, omega, rule = start(world), world.omega(weighting), world.scenario.rules.cafed
     E = world.enrolled
-    least, heard = {}, {}
+    least: dict[int, float] = {}
+    heard: dict[int, float] = {}
     for i in E:
         y = start(world)
         for _ in range(rule.alone):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedipw.combining.memory import MemorySum
 from fedipw.errors import InputError
 from fedipw.lab.engine import LogisticTrainer, RoundWork, RuleSettings
 from fedipw.lab.engine.intermittent import (
@@ -33,7 +34,13 @@ def task(*clients: int, theta: np.ndarray = START) -> RoundWork:
 
 
 def update(client: int, theta: np.ndarray = START) -> np.ndarray:
-    return TRAINER.updates(task(client, theta=theta))[0]
+    one: np.ndarray = TRAINER.updates(task(client, theta=theta))[0]
+    return one
+
+
+def moved(found: MemorySum) -> np.ndarray:
+    assert found.total is not None
+    return found.total
 
 
 @pytest.mark.parametrize("name", [*INTERMITTENT, "debiased"])
@@ -61,11 +68,10 @@ def test_without_missing_clients_they_are_fedavg(name: str) -> None:
 def test_fedawe_echoes_rounds_in_which_nobody_replied() -> None:
     rule = EchoedUpdates(EVERYONE, EQUAL, START)
     rule.begin(TRAINER, task(0, 1, 2, 3, 4))
-    first = rule.total(TRAINER, task(0), 1, None).total
+    first = moved(rule.total(TRAINER, task(0), 1, None))
     np.testing.assert_allclose(first, update(0), atol=1e-14)
-    assert first is not None
     # nobody in rounds 2 and 3; client 0 goes on from its own model, client 1 from the start
-    second = rule.total(TRAINER, task(0, 1, theta=first), 4, None).total
+    second = moved(rule.total(TRAINER, task(0, 1, theta=first), 4, None))
     echoed = (first + 3 * update(0, first) + START + 4 * update(1)) / 2
     np.testing.assert_allclose(second, echoed - first, atol=1e-14)
 
@@ -75,18 +81,18 @@ def test_fedawe_moves_the_weighted_mean_model_by_echoed_updates_alone(weights: n
     """Mixing keeps the weighted mean of the clients' models; echoes add up to the rounds."""
     rule, rng, theta = EchoedUpdates(EVERYONE, weights, START), np.random.default_rng(2), START
     rule.begin(TRAINER, task(0, 1, 2, 3, 4))
-    own, last, moved = np.zeros((5, 6)), np.zeros(5), np.zeros(6)
+    own, last, echoed = np.zeros((5, 6)), np.zeros(5), np.zeros(6)
     for index in range(1, 9):
         present = np.flatnonzero(rng.random(5) < 0.5) if index < 8 else np.arange(5)
         if not len(present):
             continue
         for i in present:
-            moved += weights[i] * (index - last[i]) * update(int(i), own[i])
-        total = rule.total(TRAINER, task(*present, theta=theta), index, None).total
-        assert total is not None
-        theta = theta + total
+            echoed += weights[i] * (index - last[i]) * update(int(i), own[i])
+        theta = theta + moved(rule.total(TRAINER, task(*present, theta=theta), index, None))
         own[present], last[present] = theta, index
-    np.testing.assert_allclose(theta, moved, atol=1e-12)  # all present at last: one common model
+        np.testing.assert_allclose(rule.mean_model, weights @ own, atol=1e-12)
+        np.testing.assert_allclose(rule.mean_model, echoed, atol=1e-12)
+    np.testing.assert_allclose(theta, echoed, atol=1e-12)  # all present at last: one common model
 
 
 def test_fedawe_keeps_only_models_that_somebody_still_has() -> None:
@@ -109,12 +115,9 @@ def test_focus_at_the_solution_does_not_move() -> None:
     rule = TrackedGradients(EVERYONE, weights, START)
     theta = START
     for _ in range(3000):
-        total = rule.total(TRAINER, task(0, 1, 2, 3, 4, theta=theta), 1, None).total
-        assert total is not None
-        theta = theta + total
+        theta = theta + moved(rule.total(TRAINER, task(0, 1, 2, 3, 4, theta=theta), 1, None))
     longer = replace(task(3, 1, theta=theta), steps=np.array([6, 2]))
-    total = rule.total(TRAINER, longer, 1, None).total
-    np.testing.assert_allclose(total, 0.0, atol=1e-12)
+    np.testing.assert_allclose(moved(rule.total(TRAINER, longer, 1, None)), 0.0, atol=1e-12)
     sum_of = weights @ (-TRAINER.updates(task(0, 1, 2, 3, 4, theta=theta)) / TRAINER.work.step_size)
     np.testing.assert_allclose(sum_of, 0.0, atol=1e-12)
 
@@ -125,13 +128,12 @@ def test_f3ast_uses_those_it_used_least_and_rates_fade_in_empty_rounds() -> None
     assert found.note == "1 replies beyond the capacity"
     rates = np.array([0.7, 0.7, 0.2, 0.2, 0.2])  # (1 - 0.5) * 2/5, and 0.5 for clients 0 and 1
     np.testing.assert_allclose(rule.state()["rates"], rates, rtol=1e-14)
-    assert found.total is not None
-    np.testing.assert_allclose(found.total, 0.2 / 0.7 * (update(0) + update(1)), atol=1e-14)
+    np.testing.assert_allclose(moved(found), 0.2 / 0.7 * (update(0) + update(1)), atol=1e-14)
     found = rule.total(TRAINER, task(0, 1, 4), 3, None)  # nobody in round 2
     rates = rates * 0.25 + np.array([0.5, 0.0, 0.0, 0.0, 0.5])
     np.testing.assert_allclose(rule.state()["rates"], rates, rtol=1e-14)
     expected = 0.2 / rates[0] * update(0) + 0.2 / rates[4] * update(4)
-    np.testing.assert_allclose(found.total, expected, atol=1e-14)
+    np.testing.assert_allclose(moved(found), expected, atol=1e-14)
 
 
 def test_cafed_leaves_out_by_correlation_before_availability() -> None:
@@ -161,9 +163,8 @@ def test_cafed_leaves_out_by_correlation_before_availability() -> None:
     assert 1 < len(kept) < 5
     np.testing.assert_array_equal(np.flatnonzero(rule.counted), kept)
     weights = rule.counted[[0, 2, 4]] * 0.2 / known.availability[[0, 2, 4]]
-    assert found.total is not None
     expected = sum(w * update(i) for w, i in zip(weights, (0, 2, 4), strict=True))
-    np.testing.assert_allclose(found.total, expected, atol=1e-14)
+    np.testing.assert_allclose(moved(found), expected, atol=1e-14)
 
 
 def test_cafed_counts_availability_and_correlation() -> None:

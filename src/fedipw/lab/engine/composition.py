@@ -121,7 +121,7 @@ class Composition:
                 "these clients have an optimizer of their own: leave it, or the rule, out."
             )
         if self.intermittent is not None:
-            self.intermittent.begin(trainer, replace(task, proximal=self.proximal))
+            self.intermittent.begin(trainer, task)
         if self.evened and self.memory_weights is not None:
             work = work_done(replace(task, proximal=self.proximal), trainer.work)
             self._mean_work = float(self.memory_weights.enrollment_weights[task.clients] @ work)

@@ -107,6 +107,17 @@ class EchoedUpdates:
         The model before the first round, (P,).
     size
         :math:`\gamma_g`, of the echoed updates.
+
+    Examples
+    --------
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = EchoedUpdates(np.ones(3, dtype=bool), np.full(3, 1 / 3), trainer.start)
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> moved = rule.total(trainer, task, 4, None).total  # rounds 1 to 3 were missed
+    >>> np.allclose(moved, 4 * trainer.updates(task)[0])
+    True
     """
 
     follows_work = True
@@ -126,6 +137,14 @@ class EchoedUpdates:
         self._last = np.zeros(len(enrolled), dtype=np.int64)  # round of each client's last reply
         self._enrolled = enrolled
         self._models: dict[int, FloatArray] = {0: start.copy()}  # by round
+
+    @property
+    def mean_model(self) -> FloatArray:
+        """The weighted mean of the clients' own models, which the authors evaluate, (P,)."""
+        mean = np.zeros(len(self._models[max(self._models)]))
+        for last, model in self._models.items():
+            mean += self._omega[self._enrolled & (self._last == last)].sum() * model
+        return mean / self._omega[self._enrolled].sum()
 
     def begin(self, trainer: Trainer, task: RoundWork) -> None:
         """Take the first model, from which every client starts."""
@@ -200,6 +219,15 @@ class TrackedGradients:
     The equations are those of the authors' code. The last gradient is found from two updates, one
     with a step fewer, so clients are trained twice. Parameters are those of
     :class:`EchoedUpdates`; ``size`` is :math:`\gamma_f`.
+
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = TrackedGradients(np.ones(3, dtype=bool), np.full(3, 1 / 3), trainer.start)
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> moved = rule.total(trainer, task, 1, None).total  # gradients of the others count as zero
+    >>> np.allclose(moved, trainer.updates(task)[0] / 3)
+    True
     """
 
     follows_work = False
@@ -295,6 +323,17 @@ class RunningRates:
         :math:`\omega` of every client, (N,), none below 0.
     settings
         :math:`\beta` and M.
+
+    Examples
+    --------
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = RunningRates(np.ones(3, dtype=bool), np.full(3, 1 / 3), F3AST(beta=0.1))
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> _ = rule.total(trainer, task, 1, None)
+    >>> rule.state()["rates"].round(3).tolist()  # 0.9 / 3, and 0.1 more for the client used
+    [0.3, 0.4, 0.3]
     """
 
     follows_work = True
@@ -398,8 +437,8 @@ class CorrelationAware:
     mean of the first round's for those not seen. :math:`f_i^\star` is its loss after ``alone``
     local steps by itself. Availability :math:`\hat\pi_i` and correlation :math:`\hat\lambda_i =
     \hat P(1 \to 1) + \hat P(0 \to 0) - 1` are counted with one reply and one miss, and one
-    transition of each kind, beforehand; the paper's experiments take them as known, as ``known``
-    does here.
+    transition of each kind, beforehand; the authors' scripts take them as known, as ``known`` does
+    here.
 
     Parameters
     ----------
@@ -411,6 +450,19 @@ class CorrelationAware:
         Smoothing, tolerance and factor.
     known
         True chains in place of counts.
+
+    Examples
+    --------
+    >>> from fedipw.lab.engine import LogisticTrainer, RoundWork
+    >>> from fedipw.lab.testbed import Testbed
+    >>> trainer = LogisticTrainer(Testbed(size=3).draw(np.random.default_rng(0)).clients)
+    >>> rule = CorrelationAware(np.ones(3, dtype=bool), np.full(3, 1 / 3), CAFed(bias=1e6))
+    >>> task = RoundWork(clients=np.array([1]), theta=trainer.start, key=0)
+    >>> moved = rule.total(trainer, task, 1, None).total  # a reply in a round: (1 + 1) / (1 + 2)
+    >>> np.allclose(moved, trainer.updates(task)[0] / 3 / (2 / 3))
+    True
+    >>> rule.counted.tolist()  # bias is too dear to leave anybody out
+    [1.0, 1.0, 1.0]
     """
 
     follows_work = True
@@ -477,13 +529,12 @@ class CorrelationAware:
 
     def _count(self, rows: IntArray, index: int) -> None:
         """Count replies and transitions up to a round; in rounds passed over nobody replied."""
-        now = np.zeros(len(self._omega), dtype=np.int64)
-        clients = np.arange(len(now))
-        for missed in range(self._rounds + 1, index + 1):
-            coming = now.copy()
-            if missed == index:
+        clients = np.arange(len(self._omega))
+        for passed in range(self._rounds + 1, index + 1):
+            coming = np.zeros(len(clients), dtype=np.int64)
+            if passed == index:
                 coming[rows] = 1
-            if missed > 1:
+            if passed > 1:
                 self._moves[clients, self._present, coming] += 1
             self._present = coming
         self._replies[rows] += 1
@@ -496,7 +547,8 @@ class CorrelationAware:
         moves = self._moves + 1.0
         staying = moves[:, [0, 1], [0, 1]] / moves.sum(axis=2)
         correlation: FloatArray = staying.sum(axis=1) - 1.0
-        return (self._replies + 1.0) / (self._rounds + 2.0), correlation
+        share = (self._replies + 1.0) / float(self._rounds + 2)
+        return np.asarray(share, dtype=np.float64), correlation
 
     def _left_out(self, availability: FloatArray, correlation: FloatArray) -> list[int]:
         """Return the clients left out."""
