@@ -171,7 +171,7 @@ def _logistic(X: FloatArray, labels: FloatArray) -> tuple[FloatArray, FloatArray
         information = X.T @ (X * (p * (1.0 - p))[:, None])
         if not np.linalg.cond(information) < 1.0 / np.finfo(np.float64).eps:
             return None
-        inverse = np.linalg.inv(information)
+        inverse = np.linalg.inv(information).astype(np.float64)
         move = inverse @ (X.T @ (labels - p))
         beta = beta + move
         if np.abs(move).max() < _CONVERGED:
