@@ -28,7 +28,13 @@ _CONVERGED = 1e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependence:
-    """How the odds of a reply change with a client's metric, given the covariates."""
+    """How the odds of a reply change with a client's metric, given the covariates.
+
+    >>> Dependence(odds_ratio=2.0, low=1.7, high=2.4, errors=8.0, clients=900).matters
+    True
+    >>> Dependence(odds_ratio=1.1, low=1.05, high=1.15, errors=4.0, clients=9000).matters
+    False
+    """
 
     odds_ratio: float  # per standard deviation of the metric
     low: float  # of a 95% interval
