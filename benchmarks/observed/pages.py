@@ -291,7 +291,8 @@ def _draw_courses(saved: Saved, path: Path) -> None:
             low, high = (100 * end for end in one["bounds"][SHOWN]["both"])
             ax.plot([low, high], [place, place], color="#9ecae1", linewidth=5,
                     solid_capstyle="butt",
-                    label=None if place else f"bounds at odds ratio {SHOWN}, both stages")  # fmt: skip
+                    label=None if place else f"bounds of both stages, odds ratio {SHOWN}",
+                    )  # fmt: skip
         for name, label in (("plain", "plain mean of replies"), ("hajek", "weighted, Hájek mean")):
             colour, marker = LOOKS[name]
             middle = [100 * one[name]["estimate"] for one in found]

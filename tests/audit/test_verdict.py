@@ -463,6 +463,9 @@ def test_replies_that_depend_on_the_metric_are_not_corrected(
     assert (correction.answer == "Not fully") == (answered == "Yes")
     steps = " ".join(verdict(audit).next_steps)
     assert ("report bounds of both" in steps) == (answered == "Yes")
+    for one in (audit, replace(FAIR, metric=part)):  # whatever else is said
+        warned = verdict(one).headline.endswith("on the metric itself, which no weight corrects.")
+        assert warned == (answered == "Yes")
 
 
 def test_without_a_metric_of_several_rounds_nothing_is_said_of_dependence() -> None:

@@ -42,7 +42,7 @@ def test_the_table_says_what_was_found(files: Files) -> None:
     assert (code, err) == (0, "")
     for words in ("everyone", "plain", "HT", "hajek", "greg", "rich = yes", "eff. n",
                   "Weighting moves the mean by", "move the odds of enrollment by up to 2",
-                  "The conclusion changes at an odds ratio of"):  # fmt: skip
+                  "The conclusion changes at an odds ratio of enrollment of"):  # fmt: skip
         assert words in out
     assert files.listing() == before
 
@@ -203,7 +203,7 @@ def test_sensitivity_widens_and_a_conclusion_nothing_reaches_is_null(files: File
     assert far["reverses_at"] is None
     code, out, _ = files.evaluate("--sensitivity", 2, "--conclusion", -1e6)
     assert code == 0
-    assert "No odds ratio changes the conclusion." in out
+    assert "No odds ratio of enrollment changes the conclusion." in out
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

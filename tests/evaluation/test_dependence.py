@@ -147,4 +147,6 @@ def test_bounds_of_both_stages_hold_those_of_enrollment(tmp_path: Path) -> None:
         assert one.both_high is not None
         assert one.both_low <= one.low <= one.high <= one.both_high
     assert found[0].both_low == pytest.approx(found[0].both_high, rel=1e-12)
-    assert found[1].both_low < found[1].low
+    wide = found[1].both_low
+    assert wide is not None
+    assert wide < found[1].low

@@ -124,7 +124,7 @@ def verdict(audit: Audit, means: Means | None = None) -> Verdict:
     enrollment, participation = _enrollment(audit), _participation(audit)
     correction, worth = _correction(audit), _worth(audit)
     return Verdict(
-        headline=_headline(enrollment, participation, correction, worth),
+        headline=_depending(audit, _headline(enrollment, participation, correction, worth)),
         findings=(
             enrollment,
             participation,
@@ -622,6 +622,13 @@ def _headline(
     if worth.answer == "No":
         return f"{start}, but weighting does not help here."
     return f"{start}, {mend}."
+
+
+def _depending(audit: Audit, headline: str) -> str:
+    """Return a headline that ends in the warning, where replies depend on the metric."""
+    if not _replies_depend(audit):
+        return headline
+    return f"{headline[:-1]}; replies depend on the metric itself, which no weight corrects."
 
 
 def _unbiased(correction: Finding, worth: Finding, answers: set[str]) -> str:

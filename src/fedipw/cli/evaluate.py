@@ -240,8 +240,8 @@ def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: 
         )
     at = found.reverses_at
     if at is not None:
-        say("No odds ratio changes the conclusion." if math.isinf(at) else
-            f"The conclusion changes at an odds ratio of {at:.4g}.")  # fmt: skip
+        say("No odds ratio of enrollment changes the conclusion." if math.isinf(at) else
+            f"The conclusion changes at an odds ratio of enrollment of {at:.4g}.")  # fmt: skip
     if not found.sensitivity and found.sensitivity_reason != "not asked for":
         say(f"No sensitivity analysis: {found.sensitivity_reason}.")
     for note in found.notes:

@@ -28,7 +28,13 @@ _CONVERGED = 1e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependence:
-    """How the odds of a reply change with a client's metric, given the covariates."""
+    """How the odds of a reply change with a client's metric, given the covariates.
+
+    >>> Dependence(odds_ratio=2.0, low=1.7, high=2.4, errors=8.0, clients=900).matters
+    True
+    >>> Dependence(odds_ratio=1.1, low=1.05, high=1.15, errors=4.0, clients=9000).matters
+    False
+    """
 
     odds_ratio: float  # per standard deviation of the metric
     low: float  # of a 95% interval
@@ -171,7 +177,7 @@ def _logistic(X: FloatArray, labels: FloatArray) -> tuple[FloatArray, FloatArray
         information = X.T @ (X * (p * (1.0 - p))[:, None])
         if not np.linalg.cond(information) < 1.0 / np.finfo(np.float64).eps:
             return None
-        inverse = np.linalg.inv(information)
+        inverse = np.linalg.inv(information).astype(np.float64)
         move = inverse @ (X.T @ (labels - p))
         beta = beta + move
         if np.abs(move).max() < _CONVERGED:

@@ -168,7 +168,10 @@ class ObservedTables:
         )
 
     def frames(self, rounds: int = 1) -> Iterator[pl.DataFrame]:
-        """Yield rounds as a ledger holds them: unit_id, invited, replied of the enrolled."""
+        """Yield rounds as a ledger holds them: unit_id, invited, replied of the enrolled.
+
+        Replies that are drawn are the same at every call.
+        """
         process = self.replies.process(self.enrolled, np.random.default_rng(0))
         inside, names = self.enrolled, process.columns
         ids = self.clients.select(ID).filter(pl.Series(inside))

@@ -440,18 +440,18 @@ def test_assessments_become_rounds_and_submissions_in_time_replies(tmp_path: Pat
 
 
 def test_wrong_cells_of_courses_are_named(tmp_path: Path) -> None:
-    given = {"presentation": "AAA-2013J"}
+    wrong = OuladPopulation(path=tmp_path, presentation="AAA-2013J")
     with pytest.raises(InputError, match=r"oulad_students.parquet. It must be OULAD's"):
-        OuladPopulation(path=tmp_path, **given).tables()
+        wrong.tables()
     course(tmp_path)
     with pytest.raises(InputError, match=r"no presentation 'CCC-2013J'; it has AAA-2013J, BBB"):
         OuladPopulation(path=tmp_path, presentation="CCC-2013J").tables()
     course(tmp_path, final_result=["Pass", "Gone", "Pass", "Fail", "Pass"])
     with pytest.raises(InputError, match=r"row 2: final_result is 'Gone'; its codes are"):
-        OuladPopulation(path=tmp_path, **given).tables()
+        wrong.tables()
     course(tmp_path, id_student=[11, 12, 12, 14, 11])
     with pytest.raises(InputError, match="a student is twice in AAA-2013J"):
-        OuladPopulation(path=tmp_path, **given).tables()
+        wrong.tables()
 
 
 @needs_data
