@@ -26,13 +26,13 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.regimes import REGIMES
 from fedipw.combining.memory import MemorySum
-from fedipw.combining.regression import UpdateRegression
 from fedipw.errors import InputError
 from fedipw.lab.engine.simulation import Federation, Simulation
 from fedipw.lab.files import environment
 from fedipw.lab.mechanisms import enrollment_draw
 from fedipw.lab.testbed import Streams, Testbed
 from fedipw.numerics.threads import limit_threads
+from fedipw.private.augmentation import TEMPER, PrivateRegression
 from fedipw.private.calibration import (
     BalanceMap,
     PrivateCalibration,
@@ -54,7 +54,6 @@ from fedipw.private.noise import multiplier_for
 from fedipw.private.noisy import NoisyTerms
 from fedipw.private.sums import LocalSums, SumRequest, SumResult
 from fedipw.weighting.online import OnlineSettings
-from fedipw.weighting.weigher import ClientNumbers
 
 if TYPE_CHECKING:
     from fedipw.lab.engine.local import RoundWork, Trainer
@@ -109,8 +108,7 @@ class PrivateTraining:
     main: int = 0  # columns that are covariates
     enrolled: int = 0  # clients; the server knows who is enrolled
     state: PrivateCalibration = field(init=False)
-    regression: UpdateRegression | None = None
-    kish: float = 0.0  # decayed sum of squared weights
+    regression: PrivateRegression | None = None
     cut: list[tuple[int, int, int]] = field(default_factory=list)
     reliance = 1.0
     server = None
@@ -140,7 +138,7 @@ class PrivateTraining:
         return RoundTerms(
             balance=self.balance, coefficients=self.state.online.coefficients, unit=unit,
             limits=LIMITS, parameters=parameters, augmented=self.augmented,
-            temper=0.5 if self.augmented else 1.0,
+            temper=TEMPER if self.augmented else 1.0,
         )  # fmt: skip
 
     def total(self, trainer: Trainer, task: RoundWork, given: RoundWeights) -> MemorySum:
@@ -160,25 +158,11 @@ class PrivateTraining:
         self.state = self.state.after(totals)
         if not self.augmented:
             return MemorySum(total=totals.step)
-        return MemorySum(total=self._augmented(totals))
-
-    def _augmented(self, totals: RoundTotals) -> FloatArray:
-        """Return the step with the regression's correction, and learn from the round.
-
-        The effective number of enrolled clients is not known. It is taken as their number times
-        the efficiency of the weights of replies, which is.
-        """
-        online, state = totals.online, self.state
         if self.regression is None:
-            self.regression = UpdateRegression(
-                len(totals.update), moments=len(online.first), main=self.main
+            self.regression = PrivateRegression(
+                len(self.balance.names), self.main, self.enrolled
             )
-        self.kish = state.settings.decay * self.kish + totals.square
-        share = state.online.count**2 / (state.replies * self.kish)
-        number = max(1.0, min(share, 1.0) * self.enrolled)
-        return self.regression.step_of_sums(
-            totals.regression(), ClientNumbers(self.enrolled, number, number)
-        )
+        return MemorySum(total=self.regression.corrected(totals))
 
 
 @dataclass(eq=False)
