@@ -69,7 +69,7 @@ class Private:
 
     spread: Mapping[str, float] = field(default_factory=dict)
     minimum: int = 10
-    largest_weight: float = 20.0
+    largest_weight: float = 100.0
     largest_column: float = 10.0
     participation: Sequence[StageModel | StageProbability] = ()
     augmented: bool = False

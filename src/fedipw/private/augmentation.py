@@ -24,8 +24,8 @@ class PrivateRegression:
     r"""The regression (O20) of a run in which the sums of a round are known and no reply is.
 
     It learns by the clients' weights e, and corrects the mean of updates that has weights
-    :math:`e^t`. The ridge asks for the effective number of enrolled clients under the latter. Nobody
-    knows all of these; it is taken as
+    :math:`e^t`. The ridge asks for the effective number of enrolled clients under the latter.
+    Nobody knows all of these; it is taken as
 
     .. math:: n = n_E\, \bar\epsilon_r, \qquad
        \epsilon_r = \frac{\big(\sum_{S_r} e_i^t\big)^2}{m_r \sum_{S_r} e_i^{2t}}, \qquad (N7)
@@ -70,9 +70,7 @@ class PrivateRegression:
         sums = RegressionSums(
             mean=np.append(1.0, totals.mean_columns), gram=gram, replies=totals.contributors
         )
-        here = self.rule.opened(
-            sums, ClientNumbers(self._enrolled, number, number), np.zeros(q)
-        )
+        here = self.rule.opened(sums, ClientNumbers(self._enrolled, number, number), np.zeros(q))
         out: FloatArray = totals.step + here.correction(slice(None))
         here.learn(slice(None), np.vstack([totals.update, totals.cross]))
         here.close()

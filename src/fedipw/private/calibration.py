@@ -107,7 +107,7 @@ class TermLimits:
     """
 
     clip: float
-    largest_weight: float = 20.0
+    largest_weight: float = 100.0
     largest_column: float = 10.0
     largest_exponent: float = 8.0  # of lambda'b
 
