@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "private_equality.json"
 STAGES = ("train", "share", "mask", "open")  # at which clients are lost
 TURNS = "turns"  # at each of them in turn, by round
 SHARES: Mapping[str, float] = {"none": 0.0, "one": 1e-9, "a fifth": 0.2}
-L2, CLIP = 0.05, 100.0
+L2 = 0.05
 # calibrated-online without its cap on a reply's share of a round, which needs all weights of it
 OPEN = "base=invitation, calibration=online, normalisation=hajek"
 CAPPED = "calibrated-online"
@@ -66,6 +66,7 @@ class Case:
     start: Model
     replies: Callable[[int, int], bool]  # of a client in a round
     trained: Callable[[int, int, Model], Model]
+    clip: float  # of updates, above all of them; the step of the code follows from it
 
     def lost(self, index: int, share: float) -> frozenset[int]:
         """Return the clients of a round that are lost in the middle, one at least if any."""
@@ -111,6 +112,7 @@ def case_of_testbed(size: int, rounds: int, seed: int = 0) -> Case:
         covariates=members.select("z1", "z2"), targets=targets, spread=spread,
         start={"theta": np.zeros(rows.n_parameters)},
         replies=lambda k, index: bool(draws[index - 1].replied[inside[k]]), trained=trained,
+        clip=5.0,
     )  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def case_of_digits(size: int, enrolled: int, seed: int = 0) -> Case:
         name="digits", ids=members["unit_id"].to_list(), covariates=members.select("z1", "z2"),
         targets=targets, spread=spread, start=task.first_model(seed),
         replies=lambda k, index: world.takes_part(world.row(k), index, task.Work.TRAIN),
-        trained=trained,
+        trained=trained, clip=5.0,
     )  # fmt: skip
 
 
@@ -151,6 +153,7 @@ class Run:
     scheme: str = OPEN
     index: int = 0  # of the round that is under way
     opened: list[int] = field(default_factory=list)  # contributors of each private round
+    cut: int = 0  # weights, columns and updates beyond their bounds, in all rounds
 
     @cached_property
     def app(self) -> ClientApp:
@@ -205,16 +208,15 @@ class Run:
             strategy = FedIPW(
                 FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1),
                 enrolled=table, targets=case.targets, ledger=Path(scratch) / "ledger",
-                screen=Screen(clip=CLIP), private=self.private, average=None, **open_settings,
+                screen=Screen(clip=case.clip), private=self.private, average=None, **open_settings,
             )  # fmt: skip
             start = ArrayRecord({name: Array(np.asarray(a)) for name, a in case.start.items()})
             grid = InProcessGrid(self.app, nodes, self.loses)
             result = strategy.start(grid, start, num_rounds=self.rounds)
-        self.opened = [
-            int(m["fedipw-contributors"])
-            for m in result.train_metrics_clientapp.values()
-            if m.get("fedipw-sum-opened")
-        ]
+        told = [m for m in result.train_metrics_clientapp.values() if m.get("fedipw-sum-opened")]
+        self.opened = [int(m["fedipw-contributors"]) for m in told]
+        kinds = ("weights-cut", "columns-cut", "updates-clipped")
+        self.cut = sum(int(m[f"fedipw-{kind}"]) for m in told for kind in kinds)
         return np.concatenate([np.ravel(a.numpy()) for a in result.arrays.values()])
 
 
@@ -232,7 +234,7 @@ def difference(case: Case, rounds: int, stage: str, share: float, bits: int = 32
         "case": case.name, "stage": stage, "lost": share, "rounds": rounds, "bits": bits,
         "difference": float(np.abs(ours - theirs).max()),
         "moved": float(np.abs(theirs - start).max()),
-        "contributors": private.opened,
+        "contributors": private.opened, "cut": private.cut,
     }  # fmt: skip
 
 

@@ -26,7 +26,8 @@ from fedipw.private.protocol import (
     Wire,
 )
 from fedipw.private.sums import SumNotOpenedError, SumRequest
-from private.worlds import STAGES, Protocol, without
+
+from .worlds import STAGES, Protocol, without
 
 CLIENTS = 10
 FALSE_ALARM = 1e-9  # of each test of uniformity; the masks come from the system, without a seed

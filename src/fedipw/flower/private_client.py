@@ -7,7 +7,8 @@ sealed boxes, one masked vector and shares, and no model, metric, covariate or w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from logging import getLogger
 from typing import Any, Final, TypeAlias, final
 
@@ -17,7 +18,6 @@ from flwr.clientapp import ClientApp
 
 from fedipw.errors import InputError
 from fedipw.flower.client import SERVER_ROUND, declined
-from fedipw.flower.secure import StageProbability
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_probability
 from fedipw.private.calibration import PURPOSE, Covariates, RoundTerms
@@ -114,8 +114,7 @@ class PrivateClient:
         terms, own = RoundTerms.of(request.public), message.content.config_records[OWN]
         covariates = self._covariates(context, int(own[SERVER_ROUND]))  # type: ignore[arg-type]
         base = float(own[BASE])  # type: ignore[arg-type]
-        for saved in json.loads(str(own[PARTICIPATION])):
-            base /= float(check_probability(StageProbability.from_json(saved).prob(covariates)))
+        base /= _participation_prob(json.loads(str(own[PARTICIPATION])), covariates)
         sent = message.content.array_records[str(own[MODEL])]
         update = flat_update(sent, next(iter(reply.content.array_records.values())))
         if update.shape != (terms.parameters,):
@@ -168,6 +167,17 @@ class PrivateClient:
         shares = member.opened(Opening.of_plain(told))
         del context.state[RECORD]
         return shares.to_plain()
+
+
+def _participation_prob(steps: Sequence[Mapping[str, Any]], covariates: Covariates) -> float:
+    """Return the product of the steps' probabilities, 1 if there is no model."""
+    if not steps:
+        return 1.0
+    # every message starts a process, and most need no model
+    from fedipw.flower.secure import StageProbability  # noqa: PLC0415
+
+    found = math.prod(StageProbability.from_json(saved).prob(covariates) for saved in steps)
+    return float(check_probability(found, "participation_prob"))
 
 
 def flat_update(sent: ArrayRecord, trained: ArrayRecord) -> FloatArray:
