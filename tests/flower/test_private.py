@@ -240,18 +240,20 @@ def test_augmentation_is_that_of_a_plain_loop(tmp_path: Path) -> None:
     model, coefficients = np.zeros(SIZE), np.zeros(2)
     a, c, replies = np.zeros((3, 3)), np.zeros((3, SIZE)), 0.0
     s0, s1, s2 = 0.0, np.zeros(2), np.zeros((2, 2))
-    corrected = 0
+    corrected, efficiency = 0, 0.0
     for _ in range(rounds):
         e = np.exp(b[:, 1:] @ coefficients)
-        updates, v = 0.4 * (world.optimum - model), e / e.sum()
-        step, u = v @ updates, CLIENTS * v
+        mild = np.sqrt(e)
+        updates, v = 0.4 * (world.optimum - model), mild / mild.sum()
+        step = v @ updates
+        efficiency = decay * efficiency + 1.0 / np.sum(v**2)
         if replies >= 2 * 10.0:  # ten replies behind each of two moments
-            effective = 1.0 / np.sum(v**2)
+            effective = CLIENTS * efficiency / (decay * replies + CLIENTS)
             ridge = (14.0 / effective) ** 2 + 2.0 * 2 / replies
             beta = np.linalg.solve(a + ridge * a[0, 0] * np.diag([0.0, 1.0, 1.0]), c)
             step = step + (np.array([1.0, 0.0, 0.0]) - v @ b) @ beta
             corrected += 1
-        a, c = decay * a + (u[:, None] * b).T @ b, decay * c + (u[:, None] * b).T @ updates
+        a, c = decay * a + (e[:, None] * b).T @ b, decay * c + (e[:, None] * b).T @ updates
         replies, model = decay * replies + CLIENTS, model + step
         s0, s1 = 0.97 * s0 + e.sum(), 0.97 * s1 + e @ b[:, 1:]
         s2 = 0.97 * s2 + (e[:, None] * b[:, 1:]).T @ b[:, 1:]

@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedipw.combining.regression import RegressionSums, UpdateRegression
 from fedipw.errors import DivergedError, InputError
 from fedipw.flower.arrays import array_view, packed_array
 from fedipw.flower.client import SERVER_ROUND
@@ -25,6 +24,7 @@ from fedipw.flower.screen import SentModel
 from fedipw.flower.weighted_sum import finished_model
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import some
+from fedipw.private.augmentation import TEMPER, PrivateRegression
 from fedipw.private.calibration import (
     BalanceMap,
     PrivateCalibration,
@@ -37,8 +37,6 @@ from fedipw.private.quantise import FixedPointCode
 from fedipw.private.sums import SumNotOpenedError
 from fedipw.tables.targets import Targets
 from fedipw.weighting.online import OnlineSums
-from fedipw.weighting.pipeline import Regression
-from fedipw.weighting.weigher import ClientNumbers
 
 _LOG = getLogger("flwr.fedipw")
 METHOD = "calibrated-online"  # by secure sums
@@ -91,7 +89,8 @@ class PrivateTraining:
             largest_column=private.largest_column,
             largest_exponent=private.online.largest_exponent,
         )  # fmt: skip
-        self._rule: UpdateRegression | None = None
+        q = len(self.balance.names)
+        self._rule = PrivateRegression(q, q, enrolled) if private.augmented else None
         self._open: _Open | None = None
 
     def lines(self) -> list[str]:
@@ -131,7 +130,7 @@ class PrivateTraining:
             balance=self.balance, coefficients=self.calibration.online.coefficients,
             unit=self.calibration.unit(1.0), limits=self._limits,
             parameters=sum(array.size for array in sent.arrays.values()),
-            augmented=self._private.augmented,
+            augmented=self._private.augmented, temper=TEMPER if self._private.augmented else 1.0,
         )  # fmt: skip
         places = {message.metadata.dst_node_id: place for place, message in invited.items()}
         sums = FlowerSums(grid, places, self._private)
@@ -178,7 +177,7 @@ class PrivateTraining:
         self._dropped(outcomes, found)
         inside = [found.inverse[found.places[node]] for node in found.sums.inside]
         totals = _scaled(totals, len(inside) / sum(inside))  # base weights with mean 1 (W21)
-        step = totals.step + self._correction(totals)
+        step = totals.step if self._rule is None else self._rule.corrected(totals)
         self.calibration = self.calibration.after(totals)
         arrays, own = self._stepped(index, sent, step, first)
         return (
@@ -213,28 +212,6 @@ class PrivateTraining:
             elif node in found.sums.inside and reason:
                 _LOG.warning("FedIPW: node %d in a sum: %s", node, reason)
 
-    def _correction(self, totals: RoundTotals) -> FloatArray | float:
-        """Return what a regression of earlier updates adds (O20), and learn from this round."""
-        if totals.cross is None:
-            return 0.0
-        q = len(self.balance.names)
-        if self._rule is None:
-            how = Regression(adaptive=False)
-            self._rule = UpdateRegression(totals.update.size, moments=q, main=q, settings=how)
-        online, n = totals.online, totals.contributors
-        scale = n / online.count  # weights of a round with mean one
-        gram = np.empty((q + 1, q + 1))
-        gram[0, 0], gram[0, 1:], gram[1:, 0] = online.count, online.first, online.first
-        gram[1:, 1:] = online.second
-        effective = self._enrolled * totals.effective_replies / n
-        clients = ClientNumbers(float(self._enrolled), effective, effective)
-        sums = RegressionSums(mean=gram[0] / online.count, gram=scale * gram, replies=n)
-        here = self._rule.opened(sums, clients, np.zeros(q))
-        shift = here.correction(slice(None))
-        here.learn(slice(None), scale * np.vstack([totals.update, totals.cross]))
-        here.close()
-        return shift
-
     def _stepped(
         self, index: int, sent: SentModel, step: FloatArray, reply: Message
     ) -> tuple[ArrayRecord | None, MetricRecord]:
@@ -265,12 +242,8 @@ class PrivateTraining:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
         self.calibration = self.calibration.restored(state["calibration"])
-        saved, q = state["regression"], len(self.balance.names)
-        if saved is not None:
-            size = np.shape(saved["cross"])[1]
-            how = Regression(adaptive=False)
-            self._rule = UpdateRegression(size, moments=q, main=q, settings=how)
-            self._rule.restore(saved)
+        if self._rule is not None:
+            self._rule.restore(state["regression"])
 
 
 def _scaled(totals: RoundTotals, factor: float) -> RoundTotals:
