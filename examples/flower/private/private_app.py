@@ -98,7 +98,8 @@ def client_app(mods: Sequence[Any] = ()) -> ClientApp:
         """Return the trained model to the private client, which sends none of it."""
         person, index = own(context), int(message.content["config"]["server-round"])
         place = int(context.node_config["partition-id"])
-        if np.random.default_rng([place, index]).random() > RATE:
+        rate = float(context.run_config.get("participation-rate", RATE))
+        if np.random.default_rng([place, index]).random() > rate:
             return declined(message, "busy")
         theta = message.content["arrays"]["theta"].numpy()
         trained = theta + 0.2 * (person.optimum - theta)
