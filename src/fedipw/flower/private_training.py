@@ -19,6 +19,7 @@ from fedipw.flower.client import SERVER_ROUND
 from fedipw.flower.outcomes import InvitedRounds, RoundOutcomes, Values
 from fedipw.flower.private import FlowerSums, Private
 from fedipw.flower.private_client import BASE, MODEL, OWN, PARTICIPATION, RECORD
+from fedipw.flower.privacy import NoisySums
 from fedipw.flower.probe import counts_unsaid
 from fedipw.flower.screen import SentModel
 from fedipw.flower.weighted_sum import finished_model
@@ -32,9 +33,10 @@ from fedipw.private.calibration import (
     RoundTotals,
     TermLimits,
 )
+from fedipw.private.noisy import NoisyTerms
 from fedipw.private.protocol import SumServer
 from fedipw.private.quantise import FixedPointCode
-from fedipw.private.sums import SumNotOpenedError
+from fedipw.private.sums import SumNotOpenedError, SumResult
 from fedipw.tables.targets import Targets
 from fedipw.weighting.online import OnlineSums
 
@@ -47,6 +49,7 @@ class _Open:
     """The open round: what was asked for, and of whom."""
 
     terms: RoundTerms
+    noisy: NoisyTerms | None  # where there is noise
     sums: FlowerSums
     server: SumServer
     places: Mapping[int, int]  # by node
@@ -69,6 +72,8 @@ class PrivateTraining:
         The wrapped strategy and the metric by which it weights.
     enrolled
         Number of enrolled clients.
+    noise
+        What clients add noise by, and the privacy spent.
     """
 
     def __init__(
@@ -80,7 +85,13 @@ class PrivateTraining:
         strategy: Strategy,
         key: str,
         enrolled: int,
+        noise: NoisySums | None = None,
     ) -> None:
+        if noise is not None and noise.settings.seed is not None:
+            raise InputError("Clients draw noise from the operating system: leave the seed out.")
+        if noise is not None and private.augmented:
+            raise InputError("Noise does not go with augmented=True: the products need too much.")
+        self._noise = noise
         self._private, self._strategy, self._key, self._enrolled = private, strategy, key, enrolled
         self.balance = BalanceMap.of(targets, private.spread)
         self.calibration = PrivateCalibration.begun(self.balance, private.online)
@@ -133,8 +144,9 @@ class PrivateTraining:
             augmented=self._private.augmented, temper=TEMPER if self._private.augmented else 1.0,
         )  # fmt: skip
         places = {message.metadata.dst_node_id: place for place, message in invited.items()}
-        sums = FlowerSums(grid, places, self._private)
-        server, steps = sums.server(terms.request), json.dumps(self._private.steps)
+        sums, noisy = FlowerSums(grid, places, self._private), self._noisy(terms)
+        request = terms.request if noisy is None else noisy.request
+        server, steps = sums.server(request), json.dumps(self._private.steps)
         invitation = ConfigRecord(server.invitation.to_plain())
         for place, message in invited.items():
             (model,) = message.content.array_records  # strategies send one
@@ -143,7 +155,28 @@ class PrivateTraining:
             })  # fmt: skip
             content = {**dict(message.content.items()), RECORD: invitation, OWN: own}
             message.content = RecordDict(content)
-        self._open = _Open(terms, sums, server, places, inverse)
+        self._open = _Open(terms, noisy, sums, server, places, inverse)
+
+    def _noisy(self, terms: RoundTerms) -> NoisyTerms | None:
+        """Return the terms of a round with noise, where there is some."""
+        if self._noise is None:
+            return None
+        how = self._private
+        return NoisyTerms(
+            terms=terms, radius=how.radius, multiplier=self._noise.settings.multiplier,
+            fewest=how.minimum, without=how.without,
+        )  # fmt: skip
+
+    def _totals(self, found: _Open, result: SumResult) -> RoundTotals:
+        """Return the totals of a sum that was opened; InputError if they are of no use."""
+        if found.noisy is not None and self._noise is not None:
+            self._noise.spend()  # the server has seen it, whatever becomes of the round
+            return found.noisy.totals(result)
+        totals = RoundTotals.of(found.terms, result)
+        fault = totals.fault(found.terms)
+        if fault:
+            raise InputError(f"the sum is one that no clients can have: {fault}")
+        return totals
 
     def step(
         self, index: int, outcomes: RoundOutcomes, sent: SentModel
@@ -163,15 +196,9 @@ class PrivateTraining:
         }
         values: Values = {"sum-opened": 0}
         try:
-            result = found.sums.opened(found.server, replies)
-        except SumNotOpenedError as error:
+            totals = self._totals(found, found.sums.opened(found.server, replies))
+        except (SumNotOpenedError, InputError) as error:
             self._skipped(index, outcomes, found, str(error))
-            return None, MetricRecord(), values | _cost(found)
-        totals = RoundTotals.of(found.terms, result)
-        fault = totals.fault(found.terms)
-        if fault:
-            why = f"the sum is one that no clients can have: {fault}"
-            self._skipped(index, outcomes, found, why)
             return None, MetricRecord(), values | _cost(found)
         first = next(reply for node, reply in replies.items() if node in found.sums.inside)
         self._dropped(outcomes, found)
