@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from benchmarks import private_cost
 from benchmarks.private_deployment import HELD, RESULTS, app_with_hold, deployed
-from private.private_app import client_app, enrolled_people, start, strategy, target
 
 from fedipw.flower import InProcessGrid
+from loading import example
 
 NODES = 5
 
@@ -51,13 +51,14 @@ def test_the_app_of_the_deployment_can_be_held_at_a_stage(tmp_path: Path) -> Non
 def test_the_example_learns_the_model_of_the_population(tmp_path: Path) -> None:
     """In process, by identifiers and two means: closer than the mean over the enrolled."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    people = enrolled_people()
-    grid = InProcessGrid(client_app(), {100 + k: {"partition-id": k} for k in range(len(people))})
-    made = strategy(tmp_path / "ledger", nodes=len(people), minimum=5)
-    result = made.start(grid, start(), num_rounds=15)
+    app = example("flower/private/private_app")
+    people = app.enrolled_people()
+    grid = InProcessGrid(app.client, {100 + k: {"partition-id": k} for k in range(len(people))})
+    made = app.strategy(tmp_path / "ledger", nodes=len(people), minimum=5)
+    result = made.start(grid, app.start(), num_rounds=15)
     plain = np.mean([person.optimum for person in people], axis=0)
-    ours = np.linalg.norm(result.arrays["theta"].numpy() - target())
-    assert ours < 0.7 * np.linalg.norm(plain - target())
+    ours = np.linalg.norm(result.arrays["theta"].numpy() - app.target())
+    assert ours < 0.7 * np.linalg.norm(plain - app.target())
 
 
 def test_the_cost_of_a_round_is_measured(
