@@ -56,7 +56,7 @@ html_title = f"fedipw {release}"
 # Equations have a number on the notation page; docstrings that cite one link to it.
 _NOTATION = (Path(__file__).parent / "notation.md").read_text(encoding="utf-8")
 _NUMBERED = frozenset(re.findall(r"^\(eq-([a-z]\d+)\)=$", _NOTATION, flags=re.MULTILINE))
-_CITATION = re.compile(r"(?<!\\qquad )\(([SWCPDOLATE]\d{1,2})\)")
+_CITATION = re.compile(r"(?<!\\qquad )\(([SWCPDOLATEMN]\d{1,2})\)")
 _FIELD = re.compile(r"^    (\w+): .*?  # (?!noqa|type:)(.+)$", flags=re.MULTILINE)
 
 

@@ -29,6 +29,7 @@ from fedipw.flower import (
 from fedipw.flower.private import FlowerSums
 from fedipw.flower.private_client import OWN, RECORD, STAGE
 from fedipw.private.calibration import BalanceMap
+from fedipw.private.noise import epsilon_spent
 from fedipw.private.sums import SumNotOpenedError, SumRequest
 from fedipw.selection.logistic import logistic_fit
 from fedipw.selection.saved import StageModel
@@ -69,6 +70,7 @@ class World:
     where: Path
     lies: dict[int, dict[str, Any]] = field(default_factory=dict)  # covariates some pretend to have
     replies: Callable[[int, int], bool] = lambda _k, _index: True
+    least_noise: float = 0.0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(11)
@@ -94,8 +96,9 @@ class World:
             return {"unit_id": f"u{context.node_config['k']}"}
 
         private = PrivateClient(
-            app, covariates=lambda context, _: self.own(int(context.node_config["k"])), smallest=3
-        )
+            app, covariates=lambda context, _: self.own(int(context.node_config["k"])), smallest=3,
+            least_noise=self.least_noise,
+        )  # fmt: skip
 
         @private.train
         def train(message: Message, context: Context) -> Message:
@@ -240,18 +243,20 @@ def test_augmentation_is_that_of_a_plain_loop(tmp_path: Path) -> None:
     model, coefficients = np.zeros(SIZE), np.zeros(2)
     a, c, replies = np.zeros((3, 3)), np.zeros((3, SIZE)), 0.0
     s0, s1, s2 = 0.0, np.zeros(2), np.zeros((2, 2))
-    corrected = 0
+    corrected, efficiency = 0, 0.0
     for _ in range(rounds):
         e = np.exp(b[:, 1:] @ coefficients)
-        updates, v = 0.4 * (world.optimum - model), e / e.sum()
-        step, u = v @ updates, CLIENTS * v
+        mild = np.sqrt(e)
+        updates, v = 0.4 * (world.optimum - model), mild / mild.sum()
+        step = v @ updates
+        efficiency = decay * efficiency + 1.0 / np.sum(v**2)
         if replies >= 2 * 10.0:  # ten replies behind each of two moments
-            effective = 1.0 / np.sum(v**2)
+            effective = CLIENTS * efficiency / (decay * replies + CLIENTS)
             ridge = (14.0 / effective) ** 2 + 2.0 * 2 / replies
             beta = np.linalg.solve(a + ridge * a[0, 0] * np.diag([0.0, 1.0, 1.0]), c)
             step = step + (np.array([1.0, 0.0, 0.0]) - v @ b) @ beta
             corrected += 1
-        a, c = decay * a + (u[:, None] * b).T @ b, decay * c + (u[:, None] * b).T @ updates
+        a, c = decay * a + (e[:, None] * b).T @ b, decay * c + (e[:, None] * b).T @ updates
         replies, model = decay * replies + CLIENTS, model + step
         s0, s1 = 0.97 * s0 + e.sum(), 0.97 * s1 + e @ b[:, 1:]
         s2 = 0.97 * s2 + (e[:, None] * b[:, 1:]).T @ b[:, 1:]
@@ -489,13 +494,51 @@ def test_a_client_answers_nothing_out_of_turn(tmp_path: Path) -> None:
     assert answer.error.reason == "No sum is open here."
 
 
+# ---------------------------------------------------------------- noise
+
+
+def test_noise_is_added_by_clients_and_accounted(tmp_path: Path) -> None:
+    """With hardly any noise the model is that of a plain loop; what it costs is in the metrics."""
+    world = World(tmp_path)
+    noise = GaussianNoise(multiplier=1e-6, delta=1e-5)
+    how = {"largest_weight": 20.0, "radius": 8.0}
+    result = world.trained(3, noise=noise, how=how)
+    np.testing.assert_allclose(theta(result), by_hand(world, 3), atol=2e-3)
+    assert (theta(result) != by_hand(world, 3)).all()
+    told = result.train_metrics_clientapp[3]
+    assert told["fedipw-contributors"] == CLIENTS
+    assert told["fedipw-epsilon"] == pytest.approx(epsilon_spent(1e-6, 3, 1e-5))
+
+
+def test_a_spent_budget_ends_private_training(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    most = 1.001 * epsilon_spent(30.0, 2, 1e-5)
+    noise = GaussianNoise(multiplier=30.0, delta=1e-5, max_epsilon=most)
+    result = world.trained(5, noise=noise, how={"largest_weight": 4.0})
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+    assert len(Ledger(tmp_path / "ledger").rounds) == 2
+
+
+def test_a_client_insists_on_its_noise(tmp_path: Path) -> None:
+    """Clients that ask for a multiplier of 1 take no part in rounds with less, or with none."""
+    world = World(tmp_path, least_noise=1.0)
+    told = world.trained(1).train_metrics_clientapp[1]
+    assert told["fedipw-sum-opened"] == 0
+    less = World(tmp_path / "less", least_noise=1.0)
+    noise = GaussianNoise(multiplier=0.9, delta=1e-5)
+    assert less.trained(1, noise=noise).train_metrics_clientapp[1]["fedipw-sum-opened"] == 0
+    enough = World(tmp_path / "enough", least_noise=1.0)
+    noise = GaussianNoise(multiplier=1.0, delta=1e-5)
+    assert enough.trained(1, noise=noise).train_metrics_clientapp[1]["fedipw-contributors"] == 8
+
+
 # ---------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"noise": GaussianNoise(multiplier=1.0, delta=1e-5)}, "does not go with noise"),
+        ({"noise": GaussianNoise(multiplier=1.0, delta=1e-5, seed=1)}, "leave the seed out"),
         ({"scheme": "fedipw"}, "does not go with scheme"),
         ({"participation": "battery"}, "does not go with participation"),
         ({"invitations": "proportional"}, "does not go with invitations"),

@@ -53,6 +53,11 @@ class Private:
     participation
         Models of the steps of participation: clients are sent their coefficients and divide their
         base weight by the probability.
+    radius, without
+        With noise (``FedIPW(noise=...)``): standardised columns are shortened to this Euclidean
+        norm, and so many contributors may add no noise (:class:`~fedipw.private.noisy.NoisyTerms`).
+        Noise is scaled to the largest weight: choose ``largest_weight`` near 4, and ``minimum``
+        near the number of clients that usually reply.
     augmented
         Add the sums that a regression of updates on balance columns needs (O20): q more vectors of
         the model's size from every client, for small models.
@@ -69,9 +74,11 @@ class Private:
 
     spread: Mapping[str, float] = field(default_factory=dict)
     minimum: int = 10
-    largest_weight: float = 20.0
+    largest_weight: float = 100.0
     largest_column: float = 10.0
     participation: Sequence[StageModel | StageProbability] = ()
+    radius: float = 3.0
+    without: int = 0
     augmented: bool = False
     bits: int = 32
     degree: int | None = None
@@ -98,7 +105,10 @@ class Private:
         """Return the settings that a resumed run must share."""
         plain = {
             name: getattr(self, name)
-            for name in ("minimum", "largest_weight", "largest_column", "augmented", "bits")
+            for name in (
+                "minimum", "largest_weight", "largest_column", "radius", "without", "augmented",
+                "bits",
+            )  # fmt: skip
         }
         return plain | {
             "spread": dict(self.spread), "participation": self.steps,

@@ -21,6 +21,7 @@ from fedipw.flower.client import SERVER_ROUND, declined
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_probability
 from fedipw.private.calibration import PURPOSE, Covariates, RoundTerms
+from fedipw.private.noisy import NOISY, NoisyTerms
 from fedipw.private.protocol import Delivery, Invitation, Member, Neighbours, Opening, ProtocolError
 from fedipw.private.sums import SumRequest, contribution_words
 
@@ -55,6 +56,8 @@ class PrivateClient:
     smallest
         Fewest clients, itself among them, with which it lets a sum be opened, whatever the server
         asks for.
+    least_noise
+        Smallest noise multiplier of a training round that it takes part in; 0 for any, or none.
 
     Examples
     --------
@@ -70,8 +73,16 @@ class PrivateClient:
     ...     return np.array([41.0])
     """
 
-    def __init__(self, app: ClientApp, *, covariates: OwnCovariates, smallest: int = 5) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        *,
+        covariates: OwnCovariates,
+        smallest: int = 5,
+        least_noise: float = 0.0,
+    ) -> None:
         self._app, self._covariates, self._smallest = app, covariates, smallest
+        self._least_noise = least_noise
         self._contributions: dict[str, OwnContribution] = {}
         app.query(ACTION)(self._answer)
 
@@ -94,8 +105,9 @@ class PrivateClient:
                 return declined(message, "this client adds to private sums only")
             try:
                 invitation = Invitation.of_plain(dict(records[RECORD]))
-                if invitation.purpose != PURPOSE:
+                if invitation.purpose not in {PURPOSE, NOISY}:
                     raise ProtocolError(f"A sum for {invitation.purpose!r} is not for training.")
+                self._check_noise(invitation.request)
                 reply = function(message, context)
                 if reply.has_error():
                     return reply
@@ -107,10 +119,20 @@ class PrivateClient:
         del private_train
         return function
 
+    def _check_noise(self, request: SumRequest) -> None:
+        """Raise before training if a round has less noise than this client asks for."""
+        if self._least_noise > 0.0:
+            found = NoisyTerms.of(request.public).multiplier if request.purpose == NOISY else 0.0
+            if found < self._least_noise:
+                raise ProtocolError(
+                    f"A noise multiplier of {found:g}, and this client asks for "
+                    f"{self._least_noise:g} at least."
+                )
+
     def _weighted(
         self, message: Message, context: Context, reply: Message, request: SumRequest
     ) -> FloatArray:
-        """Return what the client adds to the sum of a training round (M4)."""
+        """Return what the client adds to the sum of a training round, (M4) or with noise (N6)."""
         terms, own = RoundTerms.of(request.public), message.content.config_records[OWN]
         covariates = self._covariates(context, int(own[SERVER_ROUND]))  # type: ignore[arg-type]
         base = float(own[BASE])  # type: ignore[arg-type]
@@ -119,7 +141,10 @@ class PrivateClient:
         update = flat_update(sent, next(iter(reply.content.array_records.values())))
         if update.shape != (terms.parameters,):
             raise InputError(f"{update.size} parameters were trained, not {terms.parameters}.")
-        return terms.contribution(base, terms.balance.columns(covariates), update)
+        columns = terms.balance.columns(covariates)
+        if request.purpose == NOISY:
+            return NoisyTerms.of(request.public).contribution(base, columns, update)
+        return terms.contribution(base, columns, update)
 
     def _begun(
         self, message: Message, context: Context, invitation: Invitation, vector: FloatArray

@@ -13,18 +13,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedipw.combining.regression import RegressionSums, UpdateRegression
 from fedipw.errors import DivergedError, InputError
 from fedipw.flower.arrays import array_view, packed_array
 from fedipw.flower.client import SERVER_ROUND
 from fedipw.flower.outcomes import InvitedRounds, RoundOutcomes, Values
 from fedipw.flower.private import FlowerSums, Private
 from fedipw.flower.private_client import BASE, MODEL, OWN, PARTICIPATION, RECORD
+from fedipw.flower.privacy import NoisySums
 from fedipw.flower.probe import counts_unsaid
 from fedipw.flower.screen import SentModel
 from fedipw.flower.weighted_sum import finished_model
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import some
+from fedipw.private.augmentation import TEMPER, PrivateRegression
 from fedipw.private.calibration import (
     BalanceMap,
     PrivateCalibration,
@@ -32,13 +33,12 @@ from fedipw.private.calibration import (
     RoundTotals,
     TermLimits,
 )
+from fedipw.private.noisy import NoisyTerms
 from fedipw.private.protocol import SumServer
 from fedipw.private.quantise import FixedPointCode
-from fedipw.private.sums import SumNotOpenedError
+from fedipw.private.sums import SumNotOpenedError, SumResult
 from fedipw.tables.targets import Targets
 from fedipw.weighting.online import OnlineSums
-from fedipw.weighting.pipeline import Regression
-from fedipw.weighting.weigher import ClientNumbers
 
 _LOG = getLogger("flwr.fedipw")
 METHOD = "calibrated-online"  # by secure sums
@@ -49,6 +49,7 @@ class _Open:
     """The open round: what was asked for, and of whom."""
 
     terms: RoundTerms
+    noisy: NoisyTerms | None  # where there is noise
     sums: FlowerSums
     server: SumServer
     places: Mapping[int, int]  # by node
@@ -71,6 +72,8 @@ class PrivateTraining:
         The wrapped strategy and the metric by which it weights.
     enrolled
         Number of enrolled clients.
+    noise
+        What clients add noise by, and the privacy spent.
     """
 
     def __init__(
@@ -82,7 +85,13 @@ class PrivateTraining:
         strategy: Strategy,
         key: str,
         enrolled: int,
+        noise: NoisySums | None = None,
     ) -> None:
+        if noise is not None and noise.settings.seed is not None:
+            raise InputError("Clients draw noise from the operating system: leave the seed out.")
+        if noise is not None and private.augmented:
+            raise InputError("Noise does not go with augmented=True: the products need too much.")
+        self._noise = noise
         self._private, self._strategy, self._key, self._enrolled = private, strategy, key, enrolled
         self.balance = BalanceMap.of(targets, private.spread)
         self.calibration = PrivateCalibration.begun(self.balance, private.online)
@@ -91,7 +100,8 @@ class PrivateTraining:
             largest_column=private.largest_column,
             largest_exponent=private.online.largest_exponent,
         )  # fmt: skip
-        self._rule: UpdateRegression | None = None
+        q = len(self.balance.names)
+        self._rule = PrivateRegression(q, q, enrolled) if private.augmented else None
         self._open: _Open | None = None
 
     def lines(self) -> list[str]:
@@ -131,11 +141,12 @@ class PrivateTraining:
             balance=self.balance, coefficients=self.calibration.online.coefficients,
             unit=self.calibration.unit(1.0), limits=self._limits,
             parameters=sum(array.size for array in sent.arrays.values()),
-            augmented=self._private.augmented,
+            augmented=self._private.augmented, temper=TEMPER if self._private.augmented else 1.0,
         )  # fmt: skip
         places = {message.metadata.dst_node_id: place for place, message in invited.items()}
-        sums = FlowerSums(grid, places, self._private)
-        server, steps = sums.server(terms.request), json.dumps(self._private.steps)
+        sums, noisy = FlowerSums(grid, places, self._private), self._noisy(terms)
+        request = terms.request if noisy is None else noisy.request
+        server, steps = sums.server(request), json.dumps(self._private.steps)
         invitation = ConfigRecord(server.invitation.to_plain())
         for place, message in invited.items():
             (model,) = message.content.array_records  # strategies send one
@@ -144,7 +155,28 @@ class PrivateTraining:
             })  # fmt: skip
             content = {**dict(message.content.items()), RECORD: invitation, OWN: own}
             message.content = RecordDict(content)
-        self._open = _Open(terms, sums, server, places, inverse)
+        self._open = _Open(terms, noisy, sums, server, places, inverse)
+
+    def _noisy(self, terms: RoundTerms) -> NoisyTerms | None:
+        """Return the terms of a round with noise, where there is some."""
+        if self._noise is None:
+            return None
+        how = self._private
+        return NoisyTerms(
+            terms=terms, radius=how.radius, multiplier=self._noise.settings.multiplier,
+            fewest=how.minimum, without=how.without,
+        )  # fmt: skip
+
+    def _totals(self, found: _Open, result: SumResult) -> RoundTotals:
+        """Return the totals of a sum that was opened; InputError if they are of no use."""
+        if found.noisy is not None and self._noise is not None:
+            self._noise.spend()  # the server has seen it, whatever becomes of the round
+            return found.noisy.totals(result)
+        totals = RoundTotals.of(found.terms, result)
+        fault = totals.fault(found.terms)
+        if fault:
+            raise InputError(f"the sum is one that no clients can have: {fault}")
+        return totals
 
     def step(
         self, index: int, outcomes: RoundOutcomes, sent: SentModel
@@ -164,21 +196,15 @@ class PrivateTraining:
         }
         values: Values = {"sum-opened": 0}
         try:
-            result = found.sums.opened(found.server, replies)
-        except SumNotOpenedError as error:
+            totals = self._totals(found, found.sums.opened(found.server, replies))
+        except (SumNotOpenedError, InputError) as error:
             self._skipped(index, outcomes, found, str(error))
-            return None, MetricRecord(), values | _cost(found)
-        totals = RoundTotals.of(found.terms, result)
-        fault = totals.fault(found.terms)
-        if fault:
-            why = f"the sum is one that no clients can have: {fault}"
-            self._skipped(index, outcomes, found, why)
             return None, MetricRecord(), values | _cost(found)
         first = next(reply for node, reply in replies.items() if node in found.sums.inside)
         self._dropped(outcomes, found)
         inside = [found.inverse[found.places[node]] for node in found.sums.inside]
         totals = _scaled(totals, len(inside) / sum(inside))  # base weights with mean 1 (W21)
-        step = totals.step + self._correction(totals)
+        step = totals.step if self._rule is None else self._rule.corrected(totals)
         self.calibration = self.calibration.after(totals)
         arrays, own = self._stepped(index, sent, step, first)
         return (
@@ -213,28 +239,6 @@ class PrivateTraining:
             elif node in found.sums.inside and reason:
                 _LOG.warning("FedIPW: node %d in a sum: %s", node, reason)
 
-    def _correction(self, totals: RoundTotals) -> FloatArray | float:
-        """Return what a regression of earlier updates adds (O20), and learn from this round."""
-        if totals.cross is None:
-            return 0.0
-        q = len(self.balance.names)
-        if self._rule is None:
-            how = Regression(adaptive=False)
-            self._rule = UpdateRegression(totals.update.size, moments=q, main=q, settings=how)
-        online, n = totals.online, totals.contributors
-        scale = n / online.count  # weights of a round with mean one
-        gram = np.empty((q + 1, q + 1))
-        gram[0, 0], gram[0, 1:], gram[1:, 0] = online.count, online.first, online.first
-        gram[1:, 1:] = online.second
-        effective = self._enrolled * totals.effective_replies / n
-        clients = ClientNumbers(float(self._enrolled), effective, effective)
-        sums = RegressionSums(mean=gram[0] / online.count, gram=scale * gram, replies=n)
-        here = self._rule.opened(sums, clients, np.zeros(q))
-        shift = here.correction(slice(None))
-        here.learn(slice(None), scale * np.vstack([totals.update, totals.cross]))
-        here.close()
-        return shift
-
     def _stepped(
         self, index: int, sent: SentModel, step: FloatArray, reply: Message
     ) -> tuple[ArrayRecord | None, MetricRecord]:
@@ -265,12 +269,8 @@ class PrivateTraining:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
         self.calibration = self.calibration.restored(state["calibration"])
-        saved, q = state["regression"], len(self.balance.names)
-        if saved is not None:
-            size = np.shape(saved["cross"])[1]
-            how = Regression(adaptive=False)
-            self._rule = UpdateRegression(size, moments=q, main=q, settings=how)
-            self._rule.restore(saved)
+        if self._rule is not None:
+            self._rule.restore(state["regression"])
 
 
 def _scaled(totals: RoundTotals, factor: float) -> RoundTotals:

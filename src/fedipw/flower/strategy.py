@@ -126,6 +126,7 @@ class FedIPW(Strategy):
         the running statistics of normalisation layers.
     noise
         Gaussian noise on the weighted sum; needs ``Screen(clip=...)`` and a model without buffers.
+        With ``private`` clients add it, each a share, before anything is summed.
     private
         Train by secure sums: ``enrolled`` lists identifiers alone, clients run
         :class:`fedipw.flower.PrivateClient`, keep their covariates, weigh themselves towards the
@@ -276,7 +277,7 @@ class FedIPW(Strategy):
         how_invited = Invitations.of(invitations)
         if private is not None:
             refuse_with_private(
-                scheme=scheme not in {None, METHOD}, noise=noise is not None,
+                scheme=scheme not in {None, METHOD},
                 participation=participation != ".", availability=availability != ".",
                 history=history, trim=trim is not None, covariates=bool(covariates),
                 examples=examples is not None, subgroups=bool(subgroups),
@@ -378,7 +379,7 @@ class FedIPW(Strategy):
             )
         return PrivateTraining(
             private, targets, self.screen.clip, strategy=self.strategy, key=self.key,
-            enrolled=self.config.stage.members.listed,
+            enrolled=self.config.stage.members.listed, noise=self.noise,
         )  # fmt: skip
 
     @property
@@ -717,6 +718,8 @@ class FedIPW(Strategy):
         arrays, metrics, values = self.private.step(server_round, outcomes, sent)
         add_metrics(metrics, round_counts(self.rounds.available, outcomes))
         add_metrics(metrics, values | self._heard())
+        if self.noise is not None:
+            add_metrics(metrics, {"epsilon": self.noise.epsilon})
         log_private_round(server_round, outcomes, values)
         return arrays, metrics
 

@@ -16,7 +16,6 @@ from typing import Any, Final, Self, final
 import numpy as np
 import polars as pl
 
-from fedipw.combining.regression import RegressionSums
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_positive, some
@@ -108,7 +107,7 @@ class TermLimits:
     """
 
     clip: float
-    largest_weight: float = 20.0
+    largest_weight: float = 100.0
     largest_column: float = 10.0
     largest_exponent: float = 8.0  # of lambda'b
 
@@ -128,8 +127,9 @@ class RoundTerms:
 
     with u the mean weight so far. With ``augmented`` :math:`e_i b_i c_i \Delta_i'` is added too: q
     more vectors of the model's size. With ``temper`` below 1 the step has weights
-    :math:`e_i^t`, and :math:`e_i^t,\; e_i^t b_i,\; e_i^t c_i \Delta_i` are added: the regression
-    learns by e and takes most of the bias, so that the step's weights need not carry all of it.
+    :math:`e_i^t`, and :math:`e_i^t,\; e_i^{2t},\; e_i^t b_i,\; e_i^t c_i \Delta_i` are added: the
+    regression learns by e and takes most of the bias, so that the step's weights need not carry all
+    of it.
     """
 
     balance: BalanceMap
@@ -162,6 +162,7 @@ class RoundTerms:
             update=Part(self.parameters, w * c),
             cross=Part(q * self.parameters if self.augmented else 0, w * b * c),
             tempered=Part(1 if tempered else 0, w**self.temper),
+            tempered_square=Part(1 if tempered else 0, w ** (2.0 * self.temper)),
             tempered_first=Part(q if tempered else 0, w**self.temper * b),
             tempered_update=Part(self.parameters if tempered else 0, w**self.temper * c),
         )
@@ -238,6 +239,7 @@ class RoundTerms:
             update=e * clipped,
             cross=e * np.outer(inside, clipped) if self.augmented else np.empty(0),
             tempered=np.array([mild]),
+            tempered_square=np.array([mild**2]),
             tempered_first=mild * inside,
             tempered_update=mild * clipped,
         )
@@ -256,7 +258,8 @@ class RoundTotals:
     contributors: int
     clipped: int  # values beyond the range of the code, 0 from clients that follow the protocol
     tolerance: float  # of one coordinate, in units of its bound
-    mean_columns: FloatArray  # of the step's weights, (q,)
+    efficiency: float  # of the step's weights: their mean squared over their mean square
+    mean_columns: FloatArray  # by the step's weights, (q,)
     step: FloatArray  # the mean update by the step's weights, (P,)
 
     @classmethod
@@ -270,6 +273,7 @@ class RoundTotals:
         of = "tempered_{}" if terms.temper < 1.0 else "{}"
         total = float(values["tempered" if terms.temper < 1.0 else "weight"][0])
         total = total if total > 0.0 else math.nan  # a fault, found by its sum of weights
+        squares = float(values[of.format("square")][0])
         return cls(
             online=OnlineSums(
                 count=float(values["weight"][0]), first=values["first"], second=second
@@ -281,6 +285,7 @@ class RoundTotals:
             contributors=found.contributors,
             clipped=found.clipped,
             tolerance=found.error,
+            efficiency=total**2 / (found.contributors * squares) if squares > 0.0 else math.nan,
             mean_columns=values[of.format("first")] / total,
             step=values[of.format("update")] / total,
         )
@@ -289,19 +294,6 @@ class RoundTotals:
     def effective_replies(self) -> float:
         """Kish's number of replies that equal weights would make as good."""
         return self.online.count**2 / self.square if self.square > 0.0 else math.nan
-
-    def regression(self) -> RegressionSums:
-        """Return what a regression of updates on balance columns learns from the round."""
-        if self.cross is None:
-            raise InputError("A round without augmentation has no sums of columns and updates.")
-        sums = self.online
-        gram = np.block(
-            [[np.array([[sums.count]]), sums.first[None, :]], [sums.first[:, None], sums.second]]
-        )
-        return RegressionSums(
-            gram=gram, cross=np.vstack([self.update, self.cross]), replies=self.contributors,
-            mean_columns=np.append(1.0, self.mean_columns), mean_update=self.step,
-        )  # fmt: skip
 
     def fault(self, terms: RoundTerms) -> str:
         r"""Return why no clients that follow the protocol can have these totals; empty if they can.

@@ -72,7 +72,7 @@ class MetricPlan:
     scale: FloatArray  # (q,) by which balance columns are standardised
     largest_base: float = 1.0  # of a client: its replies, each over its invitation probability
     reach: float = 6.0  # standardised columns are cut beyond
-    largest_exponent: float = 8.0  # of lambda'b
+    largest_exponent: float = 15.0  # of lambda'b; words of 64 bits have room for it
 
     def __post_init__(self) -> None:
         check_rows(len(self.mean), scale=self.scale)
@@ -166,7 +166,7 @@ def calibration_contribution(request: SumRequest, own: OwnReplies) -> FloatArray
     >>> own = OwnReplies(balance=np.array([2.0]), values=np.array([[0.5]]), base=np.ones(1))
     >>> request = SumRequest(purpose=CALIBRATION, length=7, public=plan.public(**{"lambda": [0.0]}))
     >>> added = calibration_contribution(request, own)
-    >>> (added[:2] * np.exp(8) * [1.0, 6.0]).round(9)  # e and e b
+    >>> (added[:2] * np.exp(15) * [1.0, 6.0]).round(9)  # e and e b
     array([1., 2.])
     """
     me = _Own.of(request.public, own)

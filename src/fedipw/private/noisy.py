@@ -163,6 +163,6 @@ class NoisyTerms:
         return RoundTotals(
             online=OnlineSums(count=count, first=values["first"], second=full),
             square=np.nan, cut=(cut[0], cut[1], cut[2]), update=values["update"], cross=None,
-            contributors=contributors, clipped=0, tolerance=0.0,
+            contributors=contributors, clipped=0, tolerance=0.0, efficiency=np.nan,
             mean_columns=values["first"] / count, step=values["update"] / count,
         )  # fmt: skip
