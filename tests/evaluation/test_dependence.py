@@ -110,6 +110,18 @@ def test_dependence_is_seen_with_its_sign_and_warned_of(tmp_path: Path, tilt: fl
     assert found.to_json()["dependence"]["clients"] == found.dependence.clients
 
 
+def test_of_many_rows_every_kth_client_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, 8, tilt=0.8)
+    whole = world.dependence()
+    monkeypatch.setattr("fedipw.evaluation.dependence._MOST_ROWS", int(world.enrolled.sum()))
+    found = world.dependence()  # four rounds: every fourth client
+    assert 0.2 * whole.clients < found.clients < 0.3 * whole.clients
+    assert found.low < whole.odds_ratio < found.high
+    assert found.odds_ratio > 1.0
+
+
 def test_scale_and_origin_do_not_matter_and_the_sign_inverts(tmp_path: Path) -> None:
     world = World(tmp_path, 4, tilt=0.4)
     one, other = world.dependence(), world.dependence(7.0 - 3.0 * world.metric)

@@ -16,14 +16,16 @@ from scipy.special import expit, logit
 
 from fedipw.evaluation.phases import StepPhase
 from fedipw.evaluation.sample import TwoPhase
-from fedipw.numerics import FloatArray, IntArray
+from fedipw.numerics import FloatArray, IntArray, LabelArray
+from fedipw.numerics.logistic import logistic_sums
+from fedipw.numerics.newton import newton_minimum
 from fedipw.selection.saved import block_prob
 
 ODDS_RATIO = 1.25  # of a reply per standard deviation of the metric, from which it matters
 ERRORS = 3.0  # standard errors it may be off by chance
 _FEWEST = 30  # clients with replies and others without, to look at all
-_STEPS = 50  # of Newton's method
-_CONVERGED = 1e-10
+_MOST_ROWS = 2_000_000  # of more, every k-th client is looked at
+_DECREMENT = 1e-16  # of Newton's method, in squared standard errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +75,10 @@ def reply_dependence(sample: TwoPhase, values: FloatArray) -> Dependence | None:
     client with another metric replies with other odds than its covariates say, and no weight made
     of them corrects that. It shows nothing of clients that never reply.
 
-    None with a single round, without a fitted step of participation, or with fewer than 30 clients
-    in it that did and that did not reply. Of several steps (availability, reply) it is the one with
-    the largest :math:`|\gamma|` in standard errors.
+    Of a ledger with more than two million rows every k-th client is looked at, so that memory does
+    not grow with it. None with a single round, without a fitted step of participation, or with
+    fewer than 30 clients in it that did and that did not reply. Of several steps (availability,
+    reply) it is the one with the largest :math:`|\gamma|` in standard errors.
 
     Parameters
     ----------
@@ -106,29 +109,34 @@ def _centred(sample: TwoPhase, values: FloatArray) -> tuple[FloatArray, float]:
 class _Rows(NamedTuple):
     """Rows of clients whose metric is known from another round."""
 
-    labels: FloatArray  # (k,) whether the step was passed
-    columns: FloatArray  # (k, 3) the constant, the fitted log odds, the metric
+    labels: LabelArray  # (k,) whether the step was passed
+    columns: FloatArray  # (2, k) the fitted log odds, the metric
     unit: IntArray  # (k,) cluster or client
     client: IntArray  # (k,)
 
 
 def _of_step(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> Dependence | None:
     rows = _rows(sample, step, centred)
-    both = [len(np.unique(rows.client[rows.labels == label])) for label in (0.0, 1.0)]
-    if min(both) < _FEWEST or not rows.columns[:, 2].std() > 0.0:
+    both = [len(np.unique(rows.client[rows.labels == label])) for label in (0, 1)]
+    if min(both) < _FEWEST or not rows.columns[1].std() > 0.0:
         return None
-    flat = not rows.columns[:, 1].std() > 1e-9  # fitted odds that are all alike
-    X = rows.columns[:, [0, 2]] if flat else rows.columns
-    fitted = _logistic(X, rows.labels)
-    if fitted is None:
-        return None
-    beta, inverse = fitted
-    residual = rows.labels - expit(X @ beta)
-    scores = np.column_stack(
-        [np.bincount(rows.unit, residual * column, sample.units) for column in X.T]
+    flat = not rows.columns[0].std() > 1e-9  # fitted odds that are all alike
+    columns = rows.columns[1:] if flat else rows.columns
+    found = newton_minimum(
+        lambda beta: logistic_sums(columns.T, rows.labels, np.empty(0), beta),
+        np.zeros(len(columns) + 1),
+        decrement_tol=_DECREMENT,
     )
+    if not found.converged or not np.linalg.cond(found.hessian) < 1.0 / np.finfo(np.float64).eps:
+        return None  # the coefficients run away, or are not told apart
+    *slopes, intercept = found.point
+    residual = rows.labels - expit(slopes @ columns + intercept)
+    scores = np.column_stack(
+        [np.bincount(rows.unit, residual * column, sample.units) for column in (*columns, 1.0)]
+    )
+    inverse = np.linalg.inv(found.hessian)
     spread = inverse @ (scores.T @ scores) @ inverse
-    gamma, error = float(beta[-1]), math.sqrt(float(spread[-1, -1]))
+    gamma, error = float(slopes[-1]), math.sqrt(float(spread[-2, -2]))
     return Dependence(
         odds_ratio=math.exp(gamma),
         low=math.exp(gamma - 1.96 * error),
@@ -143,6 +151,7 @@ def _rows(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> _Rows:
     sums = np.bincount(sample.client, centred, n)
     counts = np.bincount(sample.client, minlength=n)
     prob = block_prob(step.fit, step.frame)
+    every = -(-step.rows.rows // _MOST_ROWS)
     labels, odds, metric, clients = [], [], [], []
     for block in step.rows:
         mine = step.clients[block.start : block.start + block.rows]
@@ -150,36 +159,19 @@ def _rows(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> _Rows:
         first, last = np.searchsorted(step.replies, (block.start, block.start + block.rows))
         here = step.replies[first:last] - block.start
         own[here], often[here] = centred[first:last], 1.0
-        inside = mine < n
+        inside = (mine < n) & (mine % every == 0)
         at = np.where(inside, mine, 0)
         left = np.where(inside, counts[at] - often, 0.0)
         known = left > 0.0
-        labels.append(block.labels[known].astype(np.float64))
+        labels.append(block.labels[known])
         odds.append(logit(prob(block)[known]))
         metric.append((sums[at] - own)[known] / left[known])
         clients.append(at[known])
     client = np.concatenate([np.empty(0, dtype=np.int64), *clients])
-    unit = client if sample.clusters is None else sample.clusters.code[client]
     columns = [np.concatenate([np.empty(0), *parts]) for parts in (odds, metric)]
     return _Rows(
-        labels=np.concatenate([np.empty(0), *labels]),
-        columns=np.column_stack([np.ones(len(client)), *columns]),
-        unit=unit,
+        labels=np.concatenate([np.empty(0, dtype=np.int8), *labels]),
+        columns=np.stack(columns),
+        unit=client if sample.clusters is None else sample.clusters.code[client],
         client=client,
     )
-
-
-def _logistic(X: FloatArray, labels: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-    """Return coefficients and the inverse of the information; none where they run away."""
-    beta = np.zeros(X.shape[1])
-    for _ in range(_STEPS):
-        p = expit(X @ beta)
-        information = X.T @ (X * (p * (1.0 - p))[:, None])
-        if not np.linalg.cond(information) < 1.0 / np.finfo(np.float64).eps:
-            return None
-        inverse = np.linalg.inv(information).astype(np.float64)
-        move = inverse @ (X.T @ (labels - p))
-        beta = beta + move
-        if np.abs(move).max() < _CONVERGED:
-            return beta, inverse
-    return None
