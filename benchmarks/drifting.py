@@ -258,12 +258,24 @@ def _start() -> None:
 def results(chosen: argparse.Namespace) -> dict[str, Any]:
     """Return summaries and the numbers of every seed."""
     seeds = range(FIRST_SEED, FIRST_SEED + chosen.seeds)
-    jobs = [(name, seed, chosen.rounds) for seed in seeds for name in chosen.cases]
+    rows: list[dict[str, Any]] = []
+    tracks: list[dict[str, Any]] = []
+    if chosen.resume is not None:
+        before = json.loads(chosen.resume.read_text())
+        if before["rounds"] != chosen.rounds:
+            raise SystemExit(f"{chosen.resume} has {before['rounds']} rounds, not {chosen.rounds}.")
+        rows = [row for row in before["trained_seeds"] if row["seed"] in seeds]
+        tracks = before["tracked"]
+    done = {(row["case"], row["seed"]) for row in rows} | {(t["case"], None) for t in tracks}
+    jobs = [
+        (name, seed, chosen.rounds)
+        for seed in seeds for name in chosen.cases if (name, seed) not in done
+    ]  # fmt: skip
+    paths = [(name, FIRST_SEED, chosen.rounds) for name in chosen.cases if (name, None) not in done]
     with ProcessPoolExecutor(
         chosen.workers, mp_context=get_context("spawn"), initializer=_start
     ) as pool:
-        tracks = list(pool.map(tracked, [(n, FIRST_SEED, chosen.rounds) for n in chosen.cases]))
-        rows: list[dict[str, Any]] = []
+        tracks += pool.map(tracked, paths)
         for (name, seed, _), part in zip(jobs, pool.map(trained, jobs), strict=True):
             rows += part
             print(f"seed {seed}: {name}", flush=True)
@@ -287,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write JSON here, and no table or figure")
+    parser.add_argument("--resume", type=Path, help="take what this JSON has, run the rest")
     parser.add_argument("--saved", type=Path, help="make tables and figure of this JSON")
     chosen = parser.parse_args(arguments)
     if chosen.saved is None:
