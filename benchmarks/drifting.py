@@ -156,13 +156,13 @@ def tracked(job: tuple[str, int, int]) -> dict[str, Any]:
         assert draw.participation_prob is not None
         truth, replied = draw.participation_prob[enrolled], draw.replied[enrolled]
         round_ = Round(index=index, rows=enrolled, table=pl.DataFrame())
-        paths[KNOWN].append(float(truth[chosen]))
+        paths[KNOWN].append(round(float(truth[chosen]), 4))
         for way, learner in learners.items():
             learner.open(round_)
             learner.prob(replied)
             (rows,) = learner.step_rows(replied)
             learner.close(replied)
-            paths[way].append(float(rows.prob[chosen]))
+            paths[way].append(round(float(rows.prob[chosen]), 4))
             if index > rounds - round(TAIL * rounds):
                 squares[way] += float(np.mean((_logit(rows.prob) - _logit(truth)) ** 2))
     count = round(TAIL * rounds)
@@ -294,7 +294,7 @@ def results(chosen: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all cases and write results, tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--workers", type=int, default=2)
