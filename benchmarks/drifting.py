@@ -156,13 +156,13 @@ def tracked(job: tuple[str, int, int]) -> dict[str, Any]:
         assert draw.participation_prob is not None
         truth, replied = draw.participation_prob[enrolled], draw.replied[enrolled]
         round_ = Round(index=index, rows=enrolled, table=pl.DataFrame())
-        paths[KNOWN].append(float(truth[chosen]))
+        paths[KNOWN].append(round(float(truth[chosen]), 4))
         for way, learner in learners.items():
             learner.open(round_)
             learner.prob(replied)
             (rows,) = learner.step_rows(replied)
             learner.close(replied)
-            paths[way].append(float(rows.prob[chosen]))
+            paths[way].append(round(float(rows.prob[chosen]), 4))
             if index > rounds - round(TAIL * rounds):
                 squares[way] += float(np.mean((_logit(rows.prob) - _logit(truth)) ** 2))
     count = round(TAIL * rounds)
@@ -258,12 +258,24 @@ def _start() -> None:
 def results(chosen: argparse.Namespace) -> dict[str, Any]:
     """Return summaries and the numbers of every seed."""
     seeds = range(FIRST_SEED, FIRST_SEED + chosen.seeds)
-    jobs = [(name, seed, chosen.rounds) for seed in seeds for name in chosen.cases]
+    rows: list[dict[str, Any]] = []
+    tracks: list[dict[str, Any]] = []
+    if chosen.resume is not None:
+        before = json.loads(chosen.resume.read_text())
+        if before["rounds"] != chosen.rounds:
+            raise SystemExit(f"{chosen.resume} has {before['rounds']} rounds, not {chosen.rounds}.")
+        rows = [row for row in before["trained_seeds"] if row["seed"] in seeds]
+        tracks = before["tracked"]
+    done = {(row["case"], row["seed"]) for row in rows} | {(t["case"], None) for t in tracks}
+    jobs = [
+        (name, seed, chosen.rounds)
+        for seed in seeds for name in chosen.cases if (name, seed) not in done
+    ]  # fmt: skip
+    paths = [(name, FIRST_SEED, chosen.rounds) for name in chosen.cases if (name, None) not in done]
     with ProcessPoolExecutor(
         chosen.workers, mp_context=get_context("spawn"), initializer=_start
     ) as pool:
-        tracks = list(pool.map(tracked, [(n, FIRST_SEED, chosen.rounds) for n in chosen.cases]))
-        rows: list[dict[str, Any]] = []
+        tracks += pool.map(tracked, paths)
         for (name, seed, _), part in zip(jobs, pool.map(trained, jobs), strict=True):
             rows += part
             print(f"seed {seed}: {name}", flush=True)
@@ -282,11 +294,12 @@ def results(chosen: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all cases and write results, tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--cases", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write JSON here, and no table or figure")
+    parser.add_argument("--resume", type=Path, help="take what this JSON has, run the rest")
     parser.add_argument("--saved", type=Path, help="make tables and figure of this JSON")
     chosen = parser.parse_args(arguments)
     if chosen.saved is None:

@@ -9,7 +9,12 @@ import pytest
 from fedipw.errors import DivergedError, InputError
 from fedipw.lab.engine import LogisticTrainer
 from fedipw.lab.engine.local import LocalWork, RoundWork
-from fedipw.lab.mechanisms import DailyParticipation, DataAvailability, MarkovAvailability
+from fedipw.lab.mechanisms import (
+    DailyParticipation,
+    DataAvailability,
+    MarkovAvailability,
+    SineParticipation,
+)
 from fedipw.lab.scenario import PropensitySettings, Scenario, TrainingSettings
 from fedipw.lab.testbed import Testbed
 from fedipw.selection.participation import Window
@@ -91,7 +96,9 @@ def test_empty_rounds_are_skipped_and_recorded() -> None:
     assert np.isfinite(history.iterates).all()
 
 
-MECHANISMS = [DailyParticipation(), MarkovAvailability(), DataAvailability(label=1.0)]
+MECHANISMS = [
+    DailyParticipation(), MarkovAvailability(), DataAvailability(label=1.0), SineParticipation(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: type(m).__name__)
@@ -126,8 +133,9 @@ def test_a_resumed_run_ends_in_the_same_bytes(
         PropensitySettings(window=Window.SAME_ROUND),
         PropensitySettings(folds=3),
         PropensitySettings(history=True),
+        PropensitySettings(decay=0.8, participation=". + hour_sin + z1:elapsed", day_length=7.0),
     ],
-    ids=["same-round", "cross-fitted", "history"],
+    ids=["same-round", "cross-fitted", "history", "decay and clock"],
 )
 def test_other_propensity_settings_resume_too(
     propensity: PropensitySettings, tmp_path: Path
