@@ -34,9 +34,9 @@ def separating_columns(partitions: Partitions, kept: BoolArray) -> tuple[int, ..
     """Return a minimal set of columns that separates the classes, none if there is none.
 
     ``kept`` (q,) says which columns take part; they must be independent of each other and of the
-    constant. The solution of the programme may lean on columns it does not need, so each is left
-    out in turn, the last first. Of more than 64 columns the set may be larger than it must be: each
-    look is a programme of its own.
+    constant. Each is left out in turn, the last first, if the others separate without it: which set
+    of several that is does not depend on the solution of a programme. Of more than 64 columns the
+    set may be larger than it must be: each look is a programme of its own.
 
     >>> from fedipw.tables.partitions import Blocks
     >>> y = np.array([0, 0, 1], dtype=np.int8)
@@ -50,21 +50,26 @@ def separating_columns(partitions: Partitions, kept: BoolArray) -> tuple[int, ..
     if len(rows.signed) > 8 * _FIRST:
         rows = rows.thinned()
     search = _Search(partitions, used, rows.signed)
-    blamed = search.direction(np.ones(len(used), dtype=np.bool_))
-    size = int(blamed.sum()) // 2 if blamed.sum() > _MANY else 1  # columns left out together
+    support = search.direction(np.ones(len(used), dtype=np.bool_))  # a direction's columns
+    blamed = np.full(len(used), bool(support.any()))
+    size = int(support.sum()) // 2 if support.sum() > _MANY else 1  # columns left out together
     asked, most = 0, _ASKED if size > 1 else len(used)
     while size:
         at = np.flatnonzero(blamed)
         for last in range(len(at), 0, -size):
+            out = at[max(0, last - size) : last]
             rest = blamed.copy()
-            rest[at[max(0, last - size) : last]] = False
-            if rest.sum() == blamed.sum() or asked == most:
-                continue  # left out already, with others; or asked often enough
-            found, asked = search.direction(rest), asked + 1
-            if found.any():
-                blamed = found
+            rest[out] = False
+            if support[out].any():  # else the direction at hand does without them
+                if asked == most:
+                    continue
+                found, asked = search.direction(rest), asked + 1
+                if not found.any():
+                    continue
+                support = found
+            blamed = rest
         size //= 2
-    return tuple(int(j) for j in used[blamed])
+    return tuple(int(j) for j in used[support])
 
 
 @dataclass(slots=True, eq=False)
