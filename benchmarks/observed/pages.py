@@ -28,7 +28,11 @@ LOOKS = {
     "enrollment": ("#999999", "<"),
 }
 SHOWN = "5"  # odds ratio of the bounds
-README = ("plain", "hajek", "greg")
+README = {
+    "plain": "respondents, plain mean",
+    "hajek": "weighted, Hájek mean",
+    "greg": "weighted, GREG mean",
+}
 LEAST, MOST = 0.92, 0.98  # of coverage, nominally 95%
 
 
@@ -52,7 +56,7 @@ def evaluation(saved: Saved) -> Written:
         "observed.md": lambda path: _text(_errors(saved), path),
         "observed-coverage.md": lambda path: _text(_coverage(saved), path),
         "observed.png": partial(_draw_errors, saved, README, 5.2),
-        "observed-estimators.png": partial(_draw_errors, saved, tuple(ESTIMATORS), 8.4),
+        "observed-estimators.png": partial(_draw_errors, saved, ESTIMATORS, 8.4),
     }
 
 
@@ -117,13 +121,13 @@ def _share(row: Saved) -> str:
     return f"{100 * row['coverage']:.1f}{'' if inside else ' ✗'}"
 
 
-def _draw_errors(saved: Saved, names: Sequence[str], height: float, path: Path) -> None:
+def _draw_errors(saved: Saved, names: Mapping[str, str], height: float, path: Path) -> None:
     by = _by(saved)
     step = 0.72 / len(names)
     with styled():
         figure = new_figure(8.0, height)
         ax = figure.subplots()
-        for k, name in enumerate(names):
+        for k, (name, label) in enumerate(names.items()):
             colour, marker = LOOKS[name]
             part = [found[name] for found in by.values()]
             middle = [100 * (row["estimate"] - row["truth"]) for row in part]
@@ -131,7 +135,7 @@ def _draw_errors(saved: Saved, names: Sequence[str], height: float, path: Path) 
                      [100 * (row["high"] - row["estimate"]) for row in part])  # fmt: skip
             places = [j + (k - 0.5 * (len(names) - 1)) * step for j in range(len(part))]
             ax.errorbar(middle, places, xerr=sides, fmt=marker, color=colour, markersize=5,
-                        label=ESTIMATORS[name], capsize=2.5, linewidth=1.3)  # fmt: skip
+                        label=label, capsize=2.5, linewidth=1.3)  # fmt: skip
         ax.axvline(0.0, color="#000000", linewidth=1.0)
         ax.grid(visible=False, axis="y")
         titles = [
