@@ -221,29 +221,28 @@ def _draw_subgroups(saved: Saved, path: Path) -> None:
         "survey": "Survey: high blood pressure",
         "BBB-2014J": "Course BBB-2014J: passed",
     }
-    methods = ("fedavg", "participation-only-hajek", "efficient-hajek", "augmented", BEST)
+    markers = {"fedavg": "o", "participation-only-hajek": "v", "efficient-hajek": "s",
+               "augmented": "*", BEST: "|"}  # fmt: skip
     with styled():
-        figure = new_figure(8.0, 5.6)
+        figure = new_figure(8.6, 5.6)
         axes = figure.subplots(1, 2, width_ratios=(1, 1))
         for ax, (case, title) in zip(axes, shown.items(), strict=True):
             by = saved["cases"][case]["methods"]
             groups = [*by[BEST]["subgroups"]]
-            for k, name in enumerate(methods):
+            for k, (name, marker) in enumerate(markers.items()):
                 look = look_of("fedavg" if name == BEST else name)
-                places = [j + (k - 2) * 0.14 for j in range(len(groups))]
+                label, colour = (name, "#888888") if name == BEST else (look.label, look.colour)
+                places = [j + (k - 2) * 0.15 for j in range(len(groups))]
                 gaps = [100 * by[name]["subgroups"][group] for group in groups]
-                label = "best model for everybody" if name == BEST else look.label
-                if name == BEST:
-                    ax.plot(gaps, places, "|", color="#888888", markersize=11, label=label,
-                            markeredgewidth=2)  # fmt: skip
-                else:
-                    ax.plot(gaps, places, look.marker, color=look.colour, markersize=5,
-                            label=label)  # fmt: skip
+                ax.plot(gaps, places, marker, color=colour, label=label, markeredgewidth=1.5,
+                        markersize=9 if name == BEST else 5)  # fmt: skip
             ax.axvline(0.0, color="#000000", linewidth=1.0)
-            ax.set_yticks(range(len(groups)), groups)
+            short = [group.replace(" or Equivalent", "").replace("education", "educ.")
+                     for group in groups]  # fmt: skip
+            ax.set_yticks(range(len(groups)), short)
             ax.set_ylim(len(groups) - 0.5, -0.5)
             ax.set_title(title, fontsize=9)
-            ax.set_xlabel("mean prediction less share (percentage points)")
+            ax.set_xlabel("prediction less share (percentage points)")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle("Calibration of the trained models by subgroup, over everybody",
