@@ -28,7 +28,11 @@ LOOKS = {
     "enrollment": ("#999999", "<"),
 }
 SHOWN = "5"  # odds ratio of the bounds
-README = ("plain", "hajek", "greg")
+README = {
+    "plain": "respondents, plain mean",
+    "hajek": "weighted, Hájek mean",
+    "greg": "weighted, GREG mean",
+}
 LEAST, MOST = 0.92, 0.98  # of coverage, nominally 95%
 
 
@@ -52,7 +56,7 @@ def evaluation(saved: Saved) -> Written:
         "observed.md": lambda path: _text(_errors(saved), path),
         "observed-coverage.md": lambda path: _text(_coverage(saved), path),
         "observed.png": partial(_draw_errors, saved, README, 5.2),
-        "observed-estimators.png": partial(_draw_errors, saved, tuple(ESTIMATORS), 8.4),
+        "observed-estimators.png": partial(_draw_errors, saved, ESTIMATORS, 8.4),
     }
 
 
@@ -117,13 +121,13 @@ def _share(row: Saved) -> str:
     return f"{100 * row['coverage']:.1f}{'' if inside else ' ✗'}"
 
 
-def _draw_errors(saved: Saved, names: Sequence[str], height: float, path: Path) -> None:
+def _draw_errors(saved: Saved, names: Mapping[str, str], height: float, path: Path) -> None:
     by = _by(saved)
     step = 0.72 / len(names)
     with styled():
         figure = new_figure(8.0, height)
         ax = figure.subplots()
-        for k, name in enumerate(names):
+        for k, (name, label) in enumerate(names.items()):
             colour, marker = LOOKS[name]
             part = [found[name] for found in by.values()]
             middle = [100 * (row["estimate"] - row["truth"]) for row in part]
@@ -131,7 +135,7 @@ def _draw_errors(saved: Saved, names: Sequence[str], height: float, path: Path) 
                      [100 * (row["high"] - row["estimate"]) for row in part])  # fmt: skip
             places = [j + (k - 0.5 * (len(names) - 1)) * step for j in range(len(part))]
             ax.errorbar(middle, places, xerr=sides, fmt=marker, color=colour, markersize=5,
-                        label=ESTIMATORS[name], capsize=2.5, linewidth=1.3)  # fmt: skip
+                        label=label, capsize=2.5, linewidth=1.3)  # fmt: skip
         ax.axvline(0.0, color="#000000", linewidth=1.0)
         ax.grid(visible=False, axis="y")
         titles = [
@@ -217,29 +221,28 @@ def _draw_subgroups(saved: Saved, path: Path) -> None:
         "survey": "Survey: high blood pressure",
         "BBB-2014J": "Course BBB-2014J: passed",
     }
-    methods = ("fedavg", "participation-only-hajek", "efficient-hajek", "augmented", BEST)
+    markers = {"fedavg": "o", "participation-only-hajek": "v", "efficient-hajek": "s",
+               "augmented": "*", BEST: "|"}  # fmt: skip
     with styled():
-        figure = new_figure(8.0, 5.6)
+        figure = new_figure(8.6, 5.6)
         axes = figure.subplots(1, 2, width_ratios=(1, 1))
         for ax, (case, title) in zip(axes, shown.items(), strict=True):
             by = saved["cases"][case]["methods"]
             groups = [*by[BEST]["subgroups"]]
-            for k, name in enumerate(methods):
+            for k, (name, marker) in enumerate(markers.items()):
                 look = look_of("fedavg" if name == BEST else name)
-                places = [j + (k - 2) * 0.14 for j in range(len(groups))]
+                label, colour = (name, "#888888") if name == BEST else (look.label, look.colour)
+                places = [j + (k - 2) * 0.15 for j in range(len(groups))]
                 gaps = [100 * by[name]["subgroups"][group] for group in groups]
-                label = "best model for everybody" if name == BEST else look.label
-                if name == BEST:
-                    ax.plot(gaps, places, "|", color="#888888", markersize=11, label=label,
-                            markeredgewidth=2)  # fmt: skip
-                else:
-                    ax.plot(gaps, places, look.marker, color=look.colour, markersize=5,
-                            label=label)  # fmt: skip
+                ax.plot(gaps, places, marker, color=colour, label=label, markeredgewidth=1.5,
+                        markersize=9 if name == BEST else 5)  # fmt: skip
             ax.axvline(0.0, color="#000000", linewidth=1.0)
-            ax.set_yticks(range(len(groups)), groups)
+            short = [group.replace(" or Equivalent", "").replace("education", "educ.")
+                     for group in groups]  # fmt: skip
+            ax.set_yticks(range(len(groups)), short)
             ax.set_ylim(len(groups) - 0.5, -0.5)
             ax.set_title(title, fontsize=9)
-            ax.set_xlabel("mean prediction less share (percentage points)")
+            ax.set_xlabel("prediction less share (percentage points)")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle("Calibration of the trained models by subgroup, over everybody",

@@ -113,7 +113,8 @@ class _Search:
         for _ in range(len(columns)):
             if len(self.signed) == self.partitions.rows:
                 return
-            free = null_space(self.signed[:, columns], rcond=1e-9)
+            # the triangle has the same null space, and no side as long as the rows
+            free = null_space(np.linalg.qr(self.signed[:, columns], mode="r"), rcond=1e-9)
             if free.shape[1] == 0:
                 return
             gamma = np.zeros(len(self.used) + 1)
