@@ -56,6 +56,7 @@ PUBLISHED = {  # test accuracy in percent on SVHN, sine, Table 2 of the paper (m
     "fedvarp": (84.3, 0.1),
 }
 STEPS = (0.2, 0.5, 1.0)  # initial local steps that are tried
+EARLY = {"step": 0.2, "rounds": 200, "seeds": 10}  # before training is done
 TUNED_ON, TUNED_FOR = (1000, 1001), 300  # seeds and rounds, none of them in the results
 
 
@@ -261,5 +262,11 @@ def study(seeds: int = 16, rounds: int = 500) -> dict[str, Any]:
             for name, value in one_seed(seed, step, rounds, mine).items():
                 found[name].append(value)
         print(f"sine: {seed + 1} of {seeds} seeds", flush=True)
-    steps = step_of | {MEAN: step_of["fedawe"]}
-    return {"rounds": rounds, "seeds": seeds, "steps": steps, "accuracy": found}
+    early = [one_seed(k, EARLY["step"], int(EARLY["rounds"])) for k in range(int(EARLY["seeds"]))]
+    return {
+        "rounds": rounds,
+        "seeds": seeds,
+        "steps": step_of | {MEAN: step_of["fedawe"]},
+        "accuracy": found,
+        "early": EARLY | {"accuracy": {m: [one[m] for one in early] for m in early[0]}},
+    }
