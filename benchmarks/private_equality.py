@@ -226,7 +226,7 @@ def _round(message: Message) -> int:
 
 def difference(case: Case, rounds: int, stage: str, share: float, bits: int = 32) -> dict[str, Any]:
     """Return how far the private model is from the open one, and how many were in its sums."""
-    how = Private(spread=case.spread, minimum=3, bits=bits)
+    how = Private(spread=case.spread, minimum=3, bits=bits, largest_weight=20.0)
     private = Run(case, rounds, how, stage, share)
     theirs, ours = Run(case, rounds, None, stage, share).model(), private.model()
     start = np.concatenate([np.ravel(a) for a in case.start.values()])

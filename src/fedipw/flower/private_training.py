@@ -17,9 +17,9 @@ from fedipw.errors import DivergedError, InputError
 from fedipw.flower.arrays import array_view, packed_array
 from fedipw.flower.client import SERVER_ROUND
 from fedipw.flower.outcomes import InvitedRounds, RoundOutcomes, Values
+from fedipw.flower.privacy import NoisySums
 from fedipw.flower.private import FlowerSums, Private
 from fedipw.flower.private_client import BASE, MODEL, OWN, PARTICIPATION, RECORD
-from fedipw.flower.privacy import NoisySums
 from fedipw.flower.probe import counts_unsaid
 from fedipw.flower.screen import SentModel
 from fedipw.flower.weighted_sum import finished_model

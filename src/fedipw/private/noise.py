@@ -234,6 +234,18 @@ class NormedParts:
             out += [own * self._unit / max(size, part.norm), [_FLAG * self._unit * over]]
         return np.concatenate(out)
 
+    def summed(self, sums: Mapping[str, FloatArray], cut: Mapping[str, float]) -> FloatArray:
+        """Return the sum of vectors whose parts add up to these, none of them beyond its norm.
+
+        ``cut`` says how many clients shortened a part before. For simulations: no single vector is
+        needed.
+        """
+        out: list[FloatArray] = []
+        for name, part in self._parts.items():
+            flag = np.array([_FLAG * self._unit * cut[name]])
+            out += [np.ravel(sums[name]) * (self._unit / part.norm), flag]
+        return np.concatenate(out)
+
     def unpacked(self, total: FloatArray) -> Unpacked:
         """Return the values of a sum by part, and the number of clients that shortened theirs."""
         if total.shape != (self.length,):
