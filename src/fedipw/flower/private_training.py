@@ -136,7 +136,8 @@ class PrivateTraining:
         places = {message.metadata.dst_node_id: place for place, message in invited.items()}
         sums = FlowerSums(grid, places, self._private)
         server, steps = sums.server(terms.request), json.dumps(self._private.steps)
-        invitation = ConfigRecord(server.invitation.to_plain())
+        plain: dict[str, Any] = dict(server.invitation.to_plain())
+        invitation = ConfigRecord(plain)
         for place, message in invited.items():
             (model,) = message.content.array_records  # strategies send one
             own = ConfigRecord({
