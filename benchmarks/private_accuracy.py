@@ -502,7 +502,8 @@ def coverage_table(found: pl.DataFrame) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     by = found.group_by("metric", "rounds", maintain_order=True).agg(
-        pl.col("covered", "plain", "width", "respondents", "exchanges").mean(),
+        pl.col("covered", "plain", "respondents", "exchanges").mean(),
+        pl.col("width").median(),
         failures=pl.col("failure").count(),
     )
     for row in by.sort("metric", "rounds").iter_rows(named=True):

@@ -147,7 +147,8 @@ class PrivateTraining:
         sums, noisy = FlowerSums(grid, places, self._private), self._noisy(terms)
         request = terms.request if noisy is None else noisy.request
         server, steps = sums.server(request), json.dumps(self._private.steps)
-        invitation = ConfigRecord(server.invitation.to_plain())
+        plain: dict[str, Any] = dict(server.invitation.to_plain())
+        invitation = ConfigRecord(plain)
         for place, message in invited.items():
             (model,) = message.content.array_records  # strategies send one
             own = ConfigRecord({

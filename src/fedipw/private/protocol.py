@@ -72,9 +72,9 @@ class Wire:
         if set(record) != set(names):
             raise ProtocolError(f"{cls.__name__} has other fields: {sorted(record)[:9]}.")
         for name, (kind, of) in names.items():
-            value = record[name]
-            whole = type(value) is kind and (of is None or all(type(v) is of for v in value))
-            if not whole:
+            value: Any = record[name]
+            parts = value if of is not None and isinstance(value, list) else []
+            if type(value) is not kind or any(type(part) is not of for part in parts):
                 raise ProtocolError(f"{cls.__name__}.{name} is of another type.")
         return cls(**{name: record[name] for name in names})
 
