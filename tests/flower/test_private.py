@@ -511,6 +511,7 @@ def test_noise_is_added_by_clients_and_accounted(tmp_path: Path) -> None:
     told = result.train_metrics_clientapp[3]
     assert told["fedipw-contributors"] == CLIENTS
     assert told["fedipw-epsilon"] == pytest.approx(epsilon_spent(1e-6, 3, 1e-5))
+    assert 0.0 < told["fedipw-noise-sd"] < 1e-2
 
 
 def test_a_spent_budget_ends_private_training(tmp_path: Path) -> None:

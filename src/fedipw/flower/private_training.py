@@ -203,6 +203,9 @@ class PrivateTraining:
             return None, MetricRecord(), values | _cost(found)
         first = next(reply for node, reply in replies.items() if node in found.sums.inside)
         self._dropped(outcomes, found)
+        if found.noisy is not None:
+            noise = found.noisy.noise_sd("update", totals.contributors)
+            values["noise-sd"] = noise / totals.online.count  # of a coordinate of the mean update
         inside = [found.inverse[found.places[node]] for node in found.sums.inside]
         totals = _scaled(totals, len(inside) / sum(inside))  # base weights with mean 1 (W21)
         step = totals.step if self._rule is None else self._rule.corrected(totals)
