@@ -59,6 +59,7 @@ from fedipw.private.newton import (
 )
 from fedipw.private.noise import multiplier_for
 from fedipw.private.noisy import NoisyTerms
+from fedipw.private.quantise import FixedPointCode
 from fedipw.private.sums import LocalSums, SumRequest, SumResult
 from fedipw.selection.logistic import logistic_fit
 from fedipw.tables.partitions import Block, Blocks
@@ -88,19 +89,49 @@ NOISY_LIMITS = TermLimits(clip=0.5, largest_weight=4.0)
 RADIUS = 3.0  # of standardised columns, main effects alone
 UNCODED = 2  # seeds on which sums without coding are trained by too
 DELTA = 1e-5
-Summed = Callable[[SumRequest, Sequence["FloatArray"]], SumResult]
+Summed = Callable[[SumRequest, "FloatArray"], SumResult]
 
 
-def coded(request: SumRequest, vectors: Sequence[FloatArray]) -> SumResult:
-    """Return a sum as the protocol makes it, in words of 32 bits."""
-    clients = [{request.purpose: lambda _, v=v: v} for v in vectors]
-    return LocalSums(clients, minimum=1).sum(request)
+def coded(request: SumRequest, vectors: FloatArray) -> SumResult:
+    """Return a sum of vectors (m, L) as the protocol makes it, in words of 32 bits, all at once."""
+    code = FixedPointCode(bound=request.bound, terms=len(vectors))
+    found = code.coded(vectors.ravel())
+    words = found.words.reshape(vectors.shape).sum(axis=0, dtype=code.dtype)
+    return SumResult(
+        total=code.decoded(words), contributors=len(vectors), dropped=0, clipped=found.clipped,
+        error=code.error(len(vectors)),
+    )  # fmt: skip
 
 
-def exact(request: SumRequest, vectors: Sequence[FloatArray]) -> SumResult:
+def exact(request: SumRequest, vectors: FloatArray) -> SumResult:
     """Return the sum of the same vectors without coding."""
-    total = np.sum(np.clip(vectors, -request.bound, request.bound), axis=0)
-    return SumResult(total=total, contributors=len(vectors), dropped=0, clipped=0, error=0.0)
+    del request
+    return SumResult(
+        total=vectors.sum(axis=0), contributors=len(vectors), dropped=0, clipped=0, error=0.0
+    )
+
+
+def client_vectors(
+    terms: RoundTerms, base: FloatArray, columns: FloatArray, updates: FloatArray
+) -> FloatArray:
+    """Return what each client adds to a round (M4), (m, L), all at once; nobody's row is cut."""
+    how, m, q = terms.limits, len(base), columns.shape[1]
+    most = how.largest_weight * terms.unit
+    b = np.clip(columns, -how.largest_column, how.largest_column)
+    e = base * np.exp(np.clip(b @ terms.coefficients, -how.largest_exponent, how.largest_exponent))
+    norm = np.linalg.norm(updates, axis=1)
+    short = updates * np.minimum(1.0, how.clip / norm)[:, None]
+    beyond = np.abs(columns).max(axis=1) > how.largest_column
+    cut = np.column_stack([e > most, beyond, norm > how.clip]).astype(np.float64)
+    e = np.minimum(e, most)[:, None]
+    mild, upper = e**terms.temper, np.triu_indices(q)
+    cross = e[:, :, None] * b[:, :, None] * short[:, None, :]
+    return terms.parts.stacked(
+        weight=e, square=e**2, first=e * b, second=e * (b[:, :, None] * b[:, None, :])[:, *upper],
+        cut=cut, update=e * short, cross=cross.reshape(m, -1),
+        tempered=mild, tempered_square=mild**2, tempered_first=mild * b,
+        tempered_update=mild * short,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -155,10 +186,11 @@ class PrivateTraining:
         """Return the step of a round, from the totals alone."""
         updates, base = trainer.updates(task), given.raw
         terms = self.terms(base, updates.shape[1])
-        vectors = [
-            terms.contribution(float(d), self.columns[i], update)
-            for d, i, update in zip(base, task.clients, updates, strict=True)
-        ]
+        vectors = client_vectors(terms, base, self.columns[task.clients], updates)
+        if len(self.cut) % 50 == 0:  # they are those that clients make themselves
+            for k, i in enumerate(task.clients[:5]):
+                own = terms.contribution(float(base[k]), self.columns[i], updates[k])
+                np.testing.assert_allclose(vectors[k], own, atol=1e-12)
         totals = RoundTotals.of(terms, self.summed(terms.request, vectors))
         self.cut.append(totals.cut)
         # rounding of doubles is not among the tolerances of a sum without coding
