@@ -158,7 +158,10 @@ class NoiseShare:
         return out
 
     def opened(self, result: SumResult) -> FloatArray:
-        """Return the noisy total of a sum on the grid, where rounding has no part in it, (L,)."""
+        """Return the noisy total of a sum on the grid, where rounding has no part in it, (L,).
+
+        InputError if it is of too few, rounded too coarsely, or larger than any clients can have.
+        """
         if result.contributors < self.fewest:
             raise InputError(
                 f"{result.contributors} contributors, and noise for {self.fewest}: this sum must "
@@ -169,6 +172,13 @@ class NoiseShare:
                 f"Secure sums round by up to {result.error:.2g} and the noise has a grid of "
                 f"{self.grid:.2g}; {result.clipped} numbers were cut. Use words of 64 bits and the "
                 "bound of the noise."
+            )
+        most = result.contributors + _TAIL * self.sum_sd(result.contributors)
+        if float(np.abs(result.total).max()) > most:
+            raise InputError(
+                f"a total of {np.abs(result.total).max():.4g} is more than {result.contributors} "
+                f"vectors of length 1 and their noise can have, {most:.4g}: a client sent "
+                "something else"
             )
         out: FloatArray = np.rint(result.total / self.grid) * self.grid
         return out
