@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from fedipw.combining.regression import UpdateRegression
 from fedipw.errors import InputError
+from fedipw.numerics import FloatArray
 from fedipw.private.augmentation import TEMPER, PrivateRegression
 from fedipw.private.calibration import BalanceMap, RoundTerms, RoundTotals, TermLimits
 from fedipw.private.sums import LocalSums
@@ -26,12 +29,17 @@ def terms(coefficients: list[float], temper: float = TEMPER) -> RoundTerms:
     )  # fmt: skip
 
 
-def totals(how: RoundTerms, b: np.ndarray, updates: np.ndarray) -> RoundTotals:
+def totals(how: RoundTerms, b: FloatArray, updates: FloatArray) -> RoundTotals:
     """Return the totals of a round of clients with base weight 1."""
     clients = [
         {"train": lambda _, k=k: how.contribution(1.0, b[k], updates[k])} for k in range(len(b))
     ]
     return RoundTotals.of(how, LocalSums(clients, minimum=3, bits=64).sum(how.request))
+
+
+def _sums(rows: FloatArray, updates: FloatArray) -> FloatArray:
+    out: FloatArray = rows @ updates
+    return out
 
 
 def test_steps_are_those_of_the_regression_that_sees_every_reply() -> None:
@@ -53,7 +61,7 @@ def test_steps_are_those_of_the_regression_that_sees_every_reply() -> None:
             weights=mild / mild.sum(), raw=e, within=np.ones(12),
             clients=ClientNumbers(ENROLLED, number, number),
         )  # fmt: skip
-        expected = rule.step(given, b, np.zeros(2), lambda rows, u=updates: rows @ u)
+        expected = rule.step(given, b, np.zeros(2), partial(_sums, updates=updates))
         found = private.corrected(totals(terms(coefficients), b, updates))
         np.testing.assert_allclose(found, expected, atol=1e-9)
     assert rule.used == 3

@@ -205,7 +205,8 @@ class PrivateTraining:
         self._dropped(outcomes, found)
         if found.noisy is not None:
             noise = found.noisy.noise_sd("update", totals.contributors)
-            values["noise-sd"] = noise / totals.online.count  # of a coordinate of the mean update
+            # of a coordinate of the step
+            values["noise-sd"] = noise / (totals.contributors * found.terms.unit)
         inside = [found.inverse[found.places[node]] for node in found.sums.inside]
         totals = _scaled(totals, len(inside) / sum(inside))  # base weights with mean 1 (W21)
         step = totals.step if self._rule is None else self._rule.corrected(totals)

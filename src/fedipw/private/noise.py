@@ -154,7 +154,8 @@ class NoiseShare:
                 "length 1: scale it, and clip it (NormedParts)."
             )
         noise = discrete_gaussian(self.length, self.share_sd / self.grid, source)
-        out: FloatArray = (np.rint(vector / self.grid) + noise) * self.grid
+        whole = np.rint(vector / self.grid) + noise.astype(np.float64)
+        out: FloatArray = whole * self.grid
         return out
 
     def opened(self, result: SumResult) -> FloatArray:
@@ -234,14 +235,14 @@ class NormedParts:
 
         ``cut`` names parts that were shortened before.
         """
-        out = []
+        out: list[FloatArray] = []
         for name, part in self._parts.items():
             own = np.ravel(values[name]).astype(np.float64)
             size = float(np.linalg.norm(own))
             if own.shape != (part.length,) or not np.isfinite(size):
                 raise InputError(f"{name}: {part.length} finite numbers, not {own.shape[0]}.")
             over = size > part.norm or name in cut
-            out += [own * self._unit / max(size, part.norm), [_FLAG * self._unit * over]]
+            out += [own * self._unit / max(size, part.norm), np.array([_FLAG * self._unit * over])]
         return np.concatenate(out)
 
     def summed(self, sums: Mapping[str, FloatArray], cut: Mapping[str, float]) -> FloatArray:
