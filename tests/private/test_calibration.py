@@ -75,7 +75,7 @@ def test_whatever_clients_have_their_totals_are_accepted(seed: int, bits: int) -
     assert result.clipped == 0
     inside = np.clip(b, -10.0, 10.0)
     e = base * np.exp(np.clip(inside @ made.coefficients, -8.0, 8.0))
-    most = 20.0 * 1.5
+    most = made.limits.largest_weight * 1.5
     expected = (
         int(np.sum(e > most)), int(np.sum(np.abs(b).max(axis=1) > 10.0)),
         int(np.sum(np.linalg.norm(updates, axis=1) > 2.0)),
