@@ -13,6 +13,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +72,7 @@ def round_cost(clients: int, columns: int, parameters: int, seed: int = 0) -> di
     for i in range(clients):
         b, update = rng.standard_normal(columns), rng.standard_normal(parameters)
         update /= 2.0 * np.linalg.norm(update)
-        vectors[i] = meter.timed("client", lambda b=b, u=update: terms.contribution(1.0, b, u))
+        vectors[i] = meter.timed("client", partial(terms.contribution, 1.0, b, update))
     members: dict[int, Member] = {}
     keys, boxes, masked, shares = {}, {}, {}, {}
     for i in vectors:
@@ -81,9 +82,7 @@ def round_cost(clients: int, columns: int, parameters: int, seed: int = 0) -> di
     near = meter.timed("server", lambda: server.keys(keys))
     for i, told in near.items():
         meter.sent("down", told)
-        members[i], boxes[i] = meter.timed(
-            "client", lambda i=i, told=told: members[i].shared(told)
-        )  # fmt: skip
+        members[i], boxes[i] = meter.timed("client", partial(members[i].shared, told))
         meter.sent("up", boxes[i])
     carried = meter.timed("server", lambda: server.boxes(boxes))
     there = sorted(carried)[int(LOST * clients) :]
@@ -97,9 +96,9 @@ def round_cost(clients: int, columns: int, parameters: int, seed: int = 0) -> di
         members[i], masked[i] = meter.timed("client", masks)
         meter.sent("up", masked[i])
     opening = meter.timed("server", lambda: server.masked(masked))
-    for i, told in opening.items():
-        meter.sent("down", told)
-        shares[i] = meter.timed("client", lambda i=i, told=told: members[i].opened(told))
+    for i, asked in opening.items():
+        meter.sent("down", asked)
+        shares[i] = meter.timed("client", partial(members[i].opened, asked))
         meter.sent("up", shares[i])
     found = meter.timed("server", lambda: server.shares(shares))
     exact = np.sum([vectors[i] for i in there], axis=0)

@@ -66,14 +66,14 @@ def deployed(where: Path, *, nodes: int, rounds: int, timeout: float) -> dict[st
     with Deployment(where / "flower") as deployment:
         for k in range(nodes):
             deployment.add_node({"partition-id": k, "held": k == HELD, "mark": str(mark)})
-        run = deployment.submitted(
-            app,
-            f"num-server-rounds={rounds} nodes={nodes} minimum=4 stage-timeout={timeout} "
-            f'participation-rate=1.0 output="{where}"',
-        )
+        common = f'minimum=4 stage-timeout={timeout} participation-rate=1.0 output="{where}"'
+        run = deployment.submitted(app, f"num-server-rounds=1 nodes={nodes} {common}")
         until(mark.exists, "the node that is to be killed", 300.0)
         end([deployment.nodes[HELD]], at_once=True)
         log = deployment.finished(run, 600.0)
+        if rounds > 1:  # a second server goes on with those that are left
+            left = f"num-server-rounds={rounds} nodes={nodes - 1} {common}"
+            log += deployment.run(app, left, 600.0)
     ledger = Ledger(where / "ledger")
     train = [
         json.loads((where / "ledger" / "checkpoint" / f"train-{k:06d}.json").read_text())

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def case_of_digits(size: int, enrolled: int, seed: int = 0) -> Case:
     """Return the network of the digits example, 2,410 parameters."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "flower" / "digits"))
     try:
-        from digits import task
+        task: Any = import_module("digits.task")
     finally:
         sys.path.pop(0)
     world = task.World(size, enrolled, 0.5, seed)
@@ -172,7 +173,8 @@ class Run:
             k, index = int(context.node_config["k"]), _round(message)
             if not case.replies(k, index):
                 return declined(message, "busy")
-            model = {name: a.numpy() for name, a in message.content["arrays"].items()}
+            sent = message.content.array_records["arrays"]
+            model = {name: a.numpy() for name, a in sent.items()}
             made = case.trained(k, index, model)
             arrays = ArrayRecord({name: Array(np.asarray(a)) for name, a in made.items()})
             content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
@@ -203,7 +205,7 @@ class Run:
         table = pl.DataFrame({"unit_id": list(case.ids)})
         if self.private is None:
             table = table.hstack(case.covariates)
-        open_settings = {"scheme": self.scheme} if self.private is None else {}
+        open_settings: dict[str, Any] = {} if self.private else {"scheme": self.scheme}
         with tempfile.TemporaryDirectory() as scratch:
             strategy = FedIPW(
                 FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1),
@@ -213,7 +215,9 @@ class Run:
             start = ArrayRecord({name: Array(np.asarray(a)) for name, a in case.start.items()})
             grid = InProcessGrid(self.app, nodes, self.loses)
             result = strategy.start(grid, start, num_rounds=self.rounds)
-        told = [m for m in result.train_metrics_clientapp.values() if m.get("fedipw-sum-opened")]
+        told: list[Any] = [
+            m for m in result.train_metrics_clientapp.values() if m.get("fedipw-sum-opened")
+        ]
         self.opened = [int(m["fedipw-contributors"]) for m in told]
         kinds = ("weights-cut", "columns-cut", "updates-clipped")
         self.cut = sum(int(m[f"fedipw-{kind}"]) for m in told for kind in kinds)
@@ -221,12 +225,13 @@ class Run:
 
 
 def _round(message: Message) -> int:
-    return int(message.content["config"]["server-round"])
+    found: Any = message.content.config_records["config"]["server-round"]
+    return int(found)
 
 
 def difference(case: Case, rounds: int, stage: str, share: float, bits: int = 32) -> dict[str, Any]:
     """Return how far the private model is from the open one, and how many were in its sums."""
-    how = Private(spread=case.spread, minimum=3, bits=bits)
+    how = Private(spread=case.spread, minimum=3, bits=bits, largest_weight=20.0)
     private = Run(case, rounds, how, stage, share)
     theirs, ours = Run(case, rounds, None, stage, share).model(), private.model()
     start = np.concatenate([np.ravel(a) for a in case.start.values()])

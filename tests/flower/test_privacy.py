@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent  # type: ignore[import-untyped]
-from dp_accounting.pld import PLDAccountant  # type: ignore[import-untyped]
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from flwr.app import (
     Array,
     ArrayRecord,

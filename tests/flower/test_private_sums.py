@@ -1,4 +1,4 @@
-"""Participation fits and metrics over the real protocol on Flower: what the sums in process give."""
+"""Participation fits and metrics over the protocol on Flower, against sums in process."""
 
 import logging
 from collections.abc import Iterator

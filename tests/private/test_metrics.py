@@ -74,11 +74,11 @@ class World:
 
     def open_estimates(self, interval: str) -> list[Estimate]:
         """Return what evaluation gives where everything is known, for both metrics."""
-        heard = self.replied.any(axis=0)
+        heard: BoolArray = np.asarray(self.replied.any(axis=0))
         rounds, client = np.nonzero(self.replied)
         place = np.cumsum(heard) - 1
         prob = self.invite_prob[client] / self.invite_prob.max()
-        counts = np.bincount(client, 1.0 / prob, len(self.b))[heard]
+        counts = np.bincount(client, 1.0 / prob, len(self.b))[heard].astype(np.float64)
         balance = Balance(
             names=("a", "b"), matrix=self.b, enrolled=heard, mean=self.b.mean(axis=0),
             population_size=np.nan,

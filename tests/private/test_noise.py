@@ -97,6 +97,9 @@ def test_words_coarser_than_the_grid_and_small_sums_are_refused() -> None:
     few = SumResult(total=np.zeros(5), contributors=9, dropped=0, clipped=0, error=0.0)
     with pytest.raises(InputError, match="9 contributors"):
         noise.opened(few)
+    wild = SumResult(total=np.full(5, 13.0), contributors=12, dropped=0, clipped=0, error=0.0)
+    with pytest.raises(InputError, match="sent something else"):
+        noise.opened(wild)
     with pytest.raises(InputError, match="NormedParts"):
         noise.added(np.full(5, 1.0))
 

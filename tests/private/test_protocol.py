@@ -324,7 +324,8 @@ def test_all_masks_but_one_pair_leave_the_sum_of_the_pair() -> None:
     world.changes = keeps
     world.run()
     session, code = world.server.session, world.server.code
-    shape, left = (3001, code.dtype), {}
+    shape: Any = (3001, code.dtype)
+    left = {}
     for i in (0, 1):  # honest; opening tells the server their own seeds, too
         masked = world.heard["masked"][i]
         assert isinstance(masked, Masked)
@@ -358,8 +359,8 @@ def test_any_three_of_five_shares_give_the_seed_and_no_two_do() -> None:
     shares = masking.shares_of(seed, 3, 5)
     for chosen in combinations(range(5), 3):
         assert masking.seed_of({k: shares[k] for k in chosen}) == seed
-    for chosen in combinations(range(5), 2):
-        assert masking.seed_of({k: shares[k] for k in chosen}) != seed
+    for fewer in combinations(range(5), 2):
+        assert masking.seed_of({k: shares[k] for k in fewer}) != seed
 
 
 def test_a_seed_is_found_among_garbage_and_the_suspects_are_named() -> None:

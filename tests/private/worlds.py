@@ -24,7 +24,7 @@ class Protocol:
     bound: float = 1.0
     changes: Changes = lambda _stage, _client, answer: answer
     members: dict[int, Member] = field(default_factory=dict)
-    sent: dict[str, dict[int, Wire]] = field(default_factory=dict)  # to clients
+    sent: dict[str, dict[int, Any]] = field(default_factory=dict)  # to clients
     heard: dict[str, dict[int, Wire]] = field(default_factory=dict)  # by the server
     refused: dict[int, str] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -29,6 +29,9 @@ from fedipw.selection.saved import StageModel
 from fedipw.weighting.online import OnlineSettings
 
 W = TypeVar("W", bound=Wire)
+_KEPT: Final = (
+    "minimum", "largest_weight", "largest_column", "radius", "without", "augmented", "bits",
+)  # fmt: skip
 
 
 @final
@@ -103,13 +106,7 @@ class Private:
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share."""
-        plain = {
-            name: getattr(self, name)
-            for name in (
-                "minimum", "largest_weight", "largest_column", "radius", "without", "augmented",
-                "bits",
-            )  # fmt: skip
-        }
+        plain = {name: getattr(self, name) for name in _KEPT}
         return plain | {
             "spread": dict(self.spread), "participation": self.steps,
             "online": asdict(self.online),

@@ -17,9 +17,9 @@ from fedipw.errors import DivergedError, InputError
 from fedipw.flower.arrays import array_view, packed_array
 from fedipw.flower.client import SERVER_ROUND
 from fedipw.flower.outcomes import InvitedRounds, RoundOutcomes, Values
+from fedipw.flower.privacy import NoisySums
 from fedipw.flower.private import FlowerSums, Private
 from fedipw.flower.private_client import BASE, MODEL, OWN, PARTICIPATION, RECORD
-from fedipw.flower.privacy import NoisySums
 from fedipw.flower.probe import counts_unsaid
 from fedipw.flower.screen import SentModel
 from fedipw.flower.weighted_sum import finished_model
@@ -147,7 +147,8 @@ class PrivateTraining:
         sums, noisy = FlowerSums(grid, places, self._private), self._noisy(terms)
         request = terms.request if noisy is None else noisy.request
         server, steps = sums.server(request), json.dumps(self._private.steps)
-        invitation = ConfigRecord(server.invitation.to_plain())
+        plain: dict[str, Any] = dict(server.invitation.to_plain())
+        invitation = ConfigRecord(plain)
         for place, message in invited.items():
             (model,) = message.content.array_records  # strategies send one
             own = ConfigRecord({
@@ -202,6 +203,10 @@ class PrivateTraining:
             return None, MetricRecord(), values | _cost(found)
         first = next(reply for node, reply in replies.items() if node in found.sums.inside)
         self._dropped(outcomes, found)
+        if found.noisy is not None:
+            noise = found.noisy.noise_sd("update", totals.contributors)
+            # of a coordinate of the step
+            values["noise-sd"] = noise / (totals.contributors * found.terms.unit)
         inside = [found.inverse[found.places[node]] for node in found.sums.inside]
         totals = _scaled(totals, len(inside) / sum(inside))  # base weights with mean 1 (W21)
         step = totals.step if self._rule is None else self._rule.corrected(totals)

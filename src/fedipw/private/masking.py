@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Callable, Iterable, Mapping, MutableSet, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from random import SystemRandom
 from typing import Any, Final
@@ -129,7 +129,7 @@ def shares_of(seed: bytes, threshold: int, holders: int) -> list[bytes]:
     """Return one share for each holder; any ``threshold`` of them give the seed, fewer nothing."""
     if threshold == 1:  # a line through one point
         return [seed] * holders
-    return [bytes(share) for _, share in Shamir.split(threshold, holders, seed)]
+    return [bytes(share) for _, share in Shamir.split(threshold, holders, seed, ssss=False)]
 
 
 def seed_of(shares: Mapping[int, bytes]) -> bytes:
@@ -142,14 +142,15 @@ def seed_of(shares: Mapping[int, bytes]) -> bytes:
     """
     if len(shares) == 1:
         return next(iter(shares.values()))
-    return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()]))
+    points = [(place + 1, share) for place, share in shares.items()]
+    return bytes(Shamir.combine(points, ssss=False))
 
 
 def checked_seed(
     shares: Mapping[int, bytes],
     threshold: int,
     fits: Callable[[bytes], bool],
-    suspects: MutableSet[int],
+    suspects: set[int],
 ) -> bytes | None:
     """Return the seed that fits, though some shares may be garbage; none if it is not found.
 

@@ -329,6 +329,7 @@ class PrivateFit:
             replies=replied - round(self.fit.selected),
             rate=self.fit.selected / max(last.rows, 1),
             rate_of_all=replied / invited if invited else np.nan,
+            steady=self.steady,
         )
 
 
@@ -342,17 +343,19 @@ class MissingRows:
     replies: int  # of these
     rate: float  # of replies among the rows in the fit
     rate_of_all: float  # among all invitations
+    steady: bool  # whether all passes had the same number of clients and rows
 
     @property
     def note(self) -> str:
         """What this means for probabilities; empty where nothing is missing."""
-        if not self.rows and not self.clients:
+        if not self.rows and not self.clients and self.steady:
             return ""
+        mixed = "" if self.steady else " Passes had different clients: it is the fit of none."
         return (
             f"{self.clients} clients and {self.rows} invitations with {self.replies} replies are "
             f"not in the participation fit: its rate of replies is {self.rate:.4g}, that of all "
             f"invitations {self.rate_of_all:.4g}. Its probabilities are those among clients that "
-            "answer."
+            f"answer.{mixed}"
         )
 
 

@@ -154,11 +154,15 @@ class NoiseShare:
                 "length 1: scale it, and clip it (NormedParts)."
             )
         noise = discrete_gaussian(self.length, self.share_sd / self.grid, source)
-        out: FloatArray = (np.rint(vector / self.grid) + noise) * self.grid
+        whole = np.rint(vector / self.grid) + noise.astype(np.float64)
+        out: FloatArray = whole * self.grid
         return out
 
     def opened(self, result: SumResult) -> FloatArray:
-        """Return the noisy total of a sum on the grid, where rounding has no part in it, (L,)."""
+        """Return the noisy total of a sum on the grid, where rounding has no part in it, (L,).
+
+        InputError if it is of too few, rounded too coarsely, or larger than any clients can have.
+        """
         if result.contributors < self.fewest:
             raise InputError(
                 f"{result.contributors} contributors, and noise for {self.fewest}: this sum must "
@@ -169,6 +173,13 @@ class NoiseShare:
                 f"Secure sums round by up to {result.error:.2g} and the noise has a grid of "
                 f"{self.grid:.2g}; {result.clipped} numbers were cut. Use words of 64 bits and the "
                 "bound of the noise."
+            )
+        most = result.contributors + _TAIL * self.sum_sd(result.contributors)
+        if float(np.abs(result.total).max()) > most:
+            raise InputError(
+                f"a total of {np.abs(result.total).max():.4g} is more than {result.contributors} "
+                f"vectors of length 1 and their noise can have, {most:.4g}: a client sent "
+                "something else"
             )
         out: FloatArray = np.rint(result.total / self.grid) * self.grid
         return out
@@ -224,14 +235,26 @@ class NormedParts:
 
         ``cut`` names parts that were shortened before.
         """
-        out = []
+        out: list[FloatArray] = []
         for name, part in self._parts.items():
             own = np.ravel(values[name]).astype(np.float64)
             size = float(np.linalg.norm(own))
             if own.shape != (part.length,) or not np.isfinite(size):
                 raise InputError(f"{name}: {part.length} finite numbers, not {own.shape[0]}.")
             over = size > part.norm or name in cut
-            out += [own * self._unit / max(size, part.norm), [_FLAG * self._unit * over]]
+            out += [own * self._unit / max(size, part.norm), np.array([_FLAG * self._unit * over])]
+        return np.concatenate(out)
+
+    def summed(self, sums: Mapping[str, FloatArray], cut: Mapping[str, float]) -> FloatArray:
+        """Return the sum of vectors whose parts add up to these, none of them beyond its norm.
+
+        ``cut`` says how many clients shortened a part before. For simulations: no single vector is
+        needed.
+        """
+        out: list[FloatArray] = []
+        for name, part in self._parts.items():
+            flag = np.array([_FLAG * self._unit * cut[name]])
+            out += [np.ravel(sums[name]) * (self._unit / part.norm), flag]
         return np.concatenate(out)
 
     def unpacked(self, total: FloatArray) -> Unpacked:

@@ -40,7 +40,9 @@ class NoisyTerms:
     each part divided by the root of their number, so that the vector is no longer than 1. The noise
     of a part is then its bound times that of the vector: columns within a smaller radius, fewer of
     them, a smaller largest weight and a shorter clip all mean less noise, and more that is cut.
-    Columns beyond the radius are shortened to it. How many clients shortened a part is in the sum,
+    The step divides the sum of weighted updates by the number of contributors times the mean weight
+    u of earlier rounds, not by the noisy sum of weights, which may be close to zero. Columns beyond
+    the radius are shortened to it. How many clients shortened a part is in the sum,
     with noise too.
 
     Examples
@@ -164,5 +166,6 @@ class NoisyTerms:
             online=OnlineSums(count=count, first=values["first"], second=full),
             square=np.nan, cut=(cut[0], cut[1], cut[2]), update=values["update"], cross=None,
             contributors=contributors, clipped=0, tolerance=0.0, efficiency=np.nan,
-            mean_columns=values["first"] / count, step=values["update"] / count,
+            mean_columns=values["first"] / count,
+            step=values["update"] / (contributors * self.terms.unit),
         )  # fmt: skip

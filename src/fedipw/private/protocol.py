@@ -26,7 +26,8 @@ neighbours of a client (honest but curious): it learns the sum over the clients 
 arrived. A server that departs from them is held to some of it only: a client answers each stage of
 a session once, never gives both secrets of a neighbour, and refuses below its threshold; but there
 is no public-key infrastructure and no signed list of survivors, so that a server which invents
-clients, or gives different clients different keys, is not covered. A client that lies is not found
+clients, gives different clients different keys, or asks for vectors that only one client can have
+anything in, is not covered. A client that lies is not found
 out by the protocol: see :mod:`fedipw.private.calibration` for what its sums must satisfy.
 """
 
@@ -72,9 +73,9 @@ class Wire:
         if set(record) != set(names):
             raise ProtocolError(f"{cls.__name__} has other fields: {sorted(record)[:9]}.")
         for name, (kind, of) in names.items():
-            value = record[name]
-            whole = type(value) is kind and (of is None or all(type(v) is of for v in value))
-            if not whole:
+            value: Any = record[name]
+            parts = value if of is not None and isinstance(value, list) else []
+            if type(value) is not kind or any(type(part) is not of for part in parts):
                 raise ProtocolError(f"{cls.__name__}.{name} is of another type.")
         return cls(**{name: record[name] for name in names})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -13,8 +14,8 @@ from fedipw.numerics import FloatArray
 from fedipw.numerics.checks import check_positive
 
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
-_TYPES: Final = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
-_SIGNED: Final = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
+_TYPES: Final[Mapping[int, np.dtype[Any]]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+_SIGNED: Final[Mapping[int, np.dtype[Any]]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class FixedPointCode:
     @property
     def largest(self) -> int:
         """Largest sum of codes that does not wrap around, 2^(k-1) - 1."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     @property
     def multiples(self) -> int:

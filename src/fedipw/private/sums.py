@@ -183,6 +183,10 @@ class Parts:
             [np.ravel(values[name]) / part.bound for name, part in self._parts.items()]
         )
 
+    def stacked(self, **values: FloatArray) -> FloatArray:
+        """Return the vectors of many clients, (m, length), from values with a row for each."""
+        return np.column_stack([values[name] / part.bound for name, part in self._parts.items()])
+
     def unpacked(self, total: FloatArray) -> dict[str, FloatArray]:
         """Return the values in a vector, or in a sum of vectors, by name."""
         if total.shape != (self.length,):

@@ -42,7 +42,7 @@ def attacked(where: Path, rounds: int, attackers: int = 1, **settings: Any) -> A
 
 def test_a_new_level_each_round_is_not_read_anew_each_round(tmp_path: Path) -> None:
     _, wrapped, result = attacked(tmp_path / "a", 20)
-    assert wrapped.rounds.live.replayed < 2 * 20
+    assert wrapped._weighed.live.replayed < 2 * 20
     assert result.train_metrics_clientapp[20]["fedipw-other-levels"] == 1
     assert result.train_metrics_clientapp[20]["fedipw-weighed"] > 0
 
@@ -52,7 +52,7 @@ def test_three_clients_together_make_levels_at_doubling_rounds_only(tmp_path: Pa
     small, wrapped, _ = attacked(tmp_path / "a", rounds, attackers=3)
     levels = set(Ledger(small.where / "ledger").scan().collect()["net"].unique())
     assert levels == {"4g", "5g", "(other)", *(f"evil {2**k}" for k in range(5))}
-    assert 0 < wrapped.rounds.live.replayed < 2 * rounds
+    assert 0 < wrapped._weighed.live.replayed < 2 * rounds
 
 
 def test_the_ledger_tells_the_weights(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_resumed_run_admits_the_same_levels(tmp_path: Path) -> None:
 def test_declared_levels_are_known_from_the_start(tmp_path: Path) -> None:
     declared = {"net": ["4g", "5g", *(f"evil {k}" for k in range(1, 13))]}
     small, wrapped, result = attacked(tmp_path / "a", 12, covariates=declared)
-    assert wrapped.rounds.live.replayed == 0
+    assert wrapped._weighed.live.replayed == 0
     assert small.round(12)["u0"]["net"] == "evil 12"
     assert result.train_metrics_clientapp[12]["fedipw-other-levels"] == 0
 
@@ -97,7 +97,7 @@ def test_declared_levels_are_known_from_the_start(tmp_path: Path) -> None:
 def test_a_level_that_half_of_the_answers_have_is_admitted_at_once(tmp_path: Path) -> None:
     small, wrapped, _ = attacked(tmp_path / "a", 6, attackers=6)
     assert [small.round(k)["u0"]["net"] for k in range(1, 7)] == [f"evil {k}" for k in range(1, 7)]
-    assert wrapped.rounds.live.replayed == 1 + 2 + 3 + 4 + 5
+    assert wrapped._weighed.live.replayed == 1 + 2 + 3 + 4 + 5
 
 
 def test_numbers_taken_as_categories_are_admitted_alike(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_numbers_taken_as_categories_are_admitted_alike(tmp_path: Path) -> None:
         for k in range(INSIDE):
             small.told[k] = {"hour": 1000.0 + index if k == 0 else float(k % 2)}
         result: Any = wrapped.start(small.grid, small.start, num_rounds=index)
-    assert wrapped.rounds.live.replayed < 2 * 11
+    assert wrapped._weighed.live.replayed < 2 * 11
     assert small.round(11)["u0"]["hour"] is None
     assert result.train_metrics_clientapp[11]["fedipw-weighed"] > 0
 
