@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import expit
 
 from fedipw.lab.comparison import mean_interval, paired
-from fedipw.lab.open_data import COVARIATES, MichiganPopulation, OuladPopulation, Replies
+from fedipw.lab.open_data import COVARIATES, MichiganPopulation, OuladPopulation, SurveyReplies
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import PopulationModel
 from fedipw.numerics import FloatArray
@@ -63,7 +63,7 @@ def cases(data: Path) -> dict[str, Case]:
         MichiganPopulation(path=file, bootstrap=True, features=features)
         for features in (HEALTH, everything)
     )
-    often = MichiganPopulation(path=file, bootstrap=True, replies=Replies.FREQUENCY)
+    often = MichiganPopulation(path=file, bootstrap=True, replies=SurveyReplies.FREQUENCY)
     rest = tuple(name for name in METHODS if name not in NEEDS_ENROLLMENT)
     return {
         "survey": Case("survey, health in the model", one, age),
