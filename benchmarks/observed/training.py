@@ -8,7 +8,7 @@ Fixed beforehand: the label of the survey is high blood pressure and its feature
 other outcomes, with the demographic covariates as features too in a second scenario; in a third
 replies are drawn by how often a person uses the internet. Of OULAD the label is whether the course
 was passed and the features are what is known at registration, in presentations of October 2014, the
-last of each module; module GGG is left out, since in bootstrap populations of its 749 registrations
+last of each module; GGG is left out, since in some bootstrap populations of its 749 registrations
 the model of participation has no maximum. Everybody is enrolled there, so methods that need a model
 of enrollment are left out.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import expit
 
 from fedipw.lab.comparison import mean_interval, paired
-from fedipw.lab.open_data import COVARIATES, MichiganPopulation, OuladPopulation, Replies
+from fedipw.lab.open_data import COVARIATES, MichiganPopulation, OuladPopulation, SurveyReplies
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import PopulationModel
 from fedipw.numerics import FloatArray
@@ -63,7 +63,7 @@ def cases(data: Path) -> dict[str, Case]:
         MichiganPopulation(path=file, bootstrap=True, features=features)
         for features in (HEALTH, everything)
     )
-    often = MichiganPopulation(path=file, bootstrap=True, replies=Replies.FREQUENCY)
+    often = MichiganPopulation(path=file, bootstrap=True, replies=SurveyReplies.FREQUENCY)
     rest = tuple(name for name in METHODS if name not in NEEDS_ENROLLMENT)
     return {
         "survey": Case("survey, health in the model", one, age),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -186,3 +187,20 @@ def test_no_false_alarm_where_log_odds_are_extreme_but_classes_overlap(seed: int
     assert np.abs(fit.log_odds(X.T)).max() > 15.0
     residual = y - fit.prob(X.T)
     np.testing.assert_allclose(X.T @ residual, 0.0, atol=1e-8)  # a maximum, not a long way off
+
+
+def test_the_search_needs_no_square_of_its_rows() -> None:
+    """Rows in hand are thousands: a square of them would take gigabytes."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40_000, 3))
+    y = (rng.random(len(X)) < 0.5).astype(np.int8)
+    X[:, 2] = 0.0
+    X[np.flatnonzero(y == 0)[:40], 2] = 1.0  # a level that is never selected
+    blocks = in_blocks(X, y, 400)
+    tracemalloc.start()
+    try:
+        assert separating_columns(blocks, np.ones(3, dtype=np.bool_)) == (2,)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 2**20

@@ -82,7 +82,7 @@ _CODES: Final[Mapping[str, tuple[int, ...]]] = {
 }
 
 
-class Replies(Enum):
+class SurveyReplies(Enum):
     """What a reply of a person of the survey is."""
 
     DAILY = "daily"  # who uses the internet at least daily replied, in one round
@@ -106,7 +106,7 @@ class MichiganPopulation(ObservedSource):
 
     outcome: str = "HIGHBP"
     features: str = "GENHLTH + PHYSACT + ARTHRIT + ASTHMA + SMOKE100 + BMICAT3 + CHOLCHK + BINGE2"
-    replies: Replies = Replies.DAILY
+    replies: SurveyReplies = SurveyReplies.DAILY
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -129,7 +129,7 @@ class MichiganPopulation(ObservedSource):
         )
 
     def _replies(self, use: np.ndarray, online: np.ndarray) -> RecordedReplies | DrawnReplies:
-        if self.replies is Replies.FREQUENCY:
+        if self.replies is SurveyReplies.FREQUENCY:
             return DrawnReplies(rate=np.array([DAYS[code] for code in use.tolist()]) / 7.0)
         return RecordedReplies(
             replied=(online & (use == 1))[None],

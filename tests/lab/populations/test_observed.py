@@ -23,7 +23,7 @@ from fedipw.lab.open_data import (
     OUTCOMES,
     MichiganPopulation,
     OuladPopulation,
-    Replies,
+    SurveyReplies,
     oulad_presentations,
 )
 from fedipw.lab.study_file import study_from
@@ -340,7 +340,9 @@ def test_the_survey_s_codes_become_enrollment_replies_and_outcomes(tmp_path: Pat
     assert tables.outcomes["GENHLTH"].to_list() == [0.0, 1.0, 1.0, 0.0]
     assert tables.outcomes["BINGE2"].to_list() == [0.0, 1.0, 1.0, 0.0]
     assert tables.metric("GENHLTH").rows() == [(0, 1, 0.0), (3, 1, 0.0)]
-    often = MichiganPopulation(path=tmp_path / "survey.csv", replies=Replies.FREQUENCY).tables()
+    often = MichiganPopulation(
+        path=tmp_path / "survey.csv", replies=SurveyReplies.FREQUENCY
+    ).tables()
     assert isinstance(often.replies, DrawnReplies)
     np.testing.assert_allclose(often.replies.rate, [1.0, 1.0 / 7.0, 0.0, 1.0])
 
