@@ -141,10 +141,12 @@ class EchoedUpdates:
     @property
     def mean_model(self) -> FloatArray:
         """The weighted mean of the clients' own models, which the authors evaluate, (P,)."""
-        mean = np.zeros(len(self._models[max(self._models)]))
-        for last, model in self._models.items():
-            mean += self._omega[self._enrolled & (self._last == last)].sum() * model
-        return mean / self._omega[self._enrolled].sum()
+        share = self._omega[self._enrolled] / self._omega[self._enrolled].sum()
+        last = self._last[self._enrolled]
+        mean: FloatArray = sum(
+            (share[last == of].sum() * model for of, model in self._models.items()), np.zeros(1)
+        )
+        return mean
 
     def begin(self, trainer: Trainer, task: RoundWork) -> None:
         """Take the first model, from which every client starts."""
