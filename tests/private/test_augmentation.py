@@ -95,3 +95,18 @@ def test_an_untempered_step_is_the_weighted_mean() -> None:
     np.testing.assert_allclose(found.step, e @ updates / e.sum(), atol=1e-12)
     np.testing.assert_allclose(found.mean_columns, e @ b / e.sum(), atol=1e-12)
     assert found.efficiency == pytest.approx(effective_sample_size(e) / 9)
+
+
+def test_a_weight_at_its_bound_is_within_the_range_of_the_code() -> None:
+    """Powers of the largest weight round either way, and are not taken for a client's fault."""
+    rng = np.random.default_rng(5)
+    for temper in (0.3, 0.5, 0.77):
+        how = terms([0.0, 0.0], temper=temper)
+        b, updates = rng.normal(size=(4, 2)), rng.normal(size=(4, P))
+        vectors = [how.contribution(1e6, b[k], updates[k]) for k in range(4)]
+        clients = [{"train": lambda _, v=v: v} for v in vectors]
+        found = LocalSums(clients, minimum=3).sum(how.request)
+        assert found.clipped == 0
+        made = RoundTotals.of(how, found)
+        assert made.cut == (4, 0, 0)
+        assert made.fault(how) == ""

@@ -153,6 +153,7 @@ class RoundTerms:
         q, how = len(self.balance.names), self.limits
         w, b, c = how.largest_weight * self.unit, how.largest_column, how.clip
         tempered = self.temper < 1.0
+        mild = w**self.temper * (1.0 + 1e-9)  # two ways to a power may differ in the last digit
         return Parts(
             weight=Part(1, w),
             square=Part(1, w**2),
@@ -161,10 +162,10 @@ class RoundTerms:
             cut=Part(3, 1.0),
             update=Part(self.parameters, w * c),
             cross=Part(q * self.parameters if self.augmented else 0, w * b * c),
-            tempered=Part(1 if tempered else 0, w**self.temper),
-            tempered_square=Part(1 if tempered else 0, w ** (2.0 * self.temper)),
-            tempered_first=Part(q if tempered else 0, w**self.temper * b),
-            tempered_update=Part(self.parameters if tempered else 0, w**self.temper * c),
+            tempered=Part(1 if tempered else 0, mild),
+            tempered_square=Part(1 if tempered else 0, mild**2),
+            tempered_first=Part(q if tempered else 0, mild * b),
+            tempered_update=Part(self.parameters if tempered else 0, mild * c),
         )
 
     @property
