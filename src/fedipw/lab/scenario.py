@@ -261,7 +261,8 @@ class Scenario:
         probabilities are known.
         """
         streams = Streams.of(self.seed)
-        federation = self._federation(self.population.draw(streams.population), streams)
+        drawn = self.population.draw(streams.population)
+        federation = self._federation(drawn, streams)
         built = _Methods(self, federation)
         weighers = built.weighers()
         return Simulation(
@@ -269,7 +270,7 @@ class Scenario:
             weighers,
             self.training.training(federation.population),
             streams.training,
-            compositions=built.compositions(np.zeros(federation.clients.n_parameters)),
+            compositions=built.compositions(np.zeros(drawn.clients.n_parameters)),
             limits_from=self.rounds // 2 + 1 if limits else None,
         )
 
