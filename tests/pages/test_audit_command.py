@@ -115,7 +115,7 @@ def test_a_page_of_the_command_has_every_plot_and_its_verdict(
     with opened(browser, pages["before"]) as page:
         assert {*marks(page)} == plots_of(audit)
         assert page.locator(".headline").text_content() == audit["verdict"]["headline"]
-        assert page.locator("article.finding").count() == 5
+        assert page.locator("article.finding").count() == 6
         told = page.locator("#metric").inner_text()
         assert "loss" in told
         page.locator("#metric summary").first.click()

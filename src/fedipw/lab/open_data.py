@@ -33,23 +33,23 @@ from fedipw.tables.columns import ENROLLED, ID
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SurveyOutcome:
     """A yes or no of every person: its title and the codes of its column that mean yes."""
 
     title: str
     codes: tuple[int, ...]
 
 
-OUTCOMES: Final[Mapping[str, Outcome]] = {
-    "GENHLTH": Outcome("General health fair or poor", (4, 5)),
-    "PHYSACT": Outcome("Physically active", (1,)),
-    "HIGHBP": Outcome("High blood pressure", (1,)),
-    "ARTHRIT": Outcome("Arthritis", (1,)),
-    "ASTHMA": Outcome("Asthma", (1,)),
-    "SMOKE100": Outcome("Smoked 100 cigarettes", (1,)),
-    "BMICAT3": Outcome("Obese", (3,)),
-    "CHOLCHK": Outcome("Cholesterol checked", (1,)),
-    "BINGE2": Outcome("Binge drinking", (2,)),
+OUTCOMES: Final[Mapping[str, SurveyOutcome]] = {
+    "GENHLTH": SurveyOutcome("General health fair or poor", (4, 5)),
+    "PHYSACT": SurveyOutcome("Physically active", (1,)),
+    "HIGHBP": SurveyOutcome("High blood pressure", (1,)),
+    "ARTHRIT": SurveyOutcome("Arthritis", (1,)),
+    "ASTHMA": SurveyOutcome("Asthma", (1,)),
+    "SMOKE100": SurveyOutcome("Smoked 100 cigarettes", (1,)),
+    "BMICAT3": SurveyOutcome("Obese", (3,)),
+    "CHOLCHK": SurveyOutcome("Cholesterol checked", (1,)),
+    "BINGE2": SurveyOutcome("Binge drinking", (2,)),
 }
 COVARIATES: Final = {
     "AGECAT": "age",
