@@ -56,7 +56,7 @@ def _differences(axes: Any, found: Mapping[str, Any]) -> None:
     axes.axvline(0.0, color="#777777", linewidth=0.8)
     axes.set_yticks(range(len(shown)), [names[m] for m in shown])
     axes.set(title="B  Sine availability", xlabel="test accuracy less FedAvg's, percentage points")
-    axes.legend(loc="lower right", fontsize=7)
+    axes.legend(loc="upper left", fontsize=7)
 
 
 def _curves(axes: Any, found: Mapping[str, Any]) -> None:
