@@ -47,7 +47,7 @@ def _differences(axes: Any, found: Mapping[str, Any]) -> None:
         half = t.ppf(0.975, len(off) - 1) * off.std(ddof=1) / np.sqrt(len(off))
         axes.errorbar(
             off.mean(), row, xerr=half, fmt="o", color=COLOURS[2], capsize=2,
-            label="digits, ours, early, 95% interval" if row == 0 else None,
+            label="digits, early (95%)" if row == 0 else None,
         )  # fmt: skip
     known = [(row, m) for row, m in enumerate(shown) if m in sine.PUBLISHED]
     theirs = [sine.PUBLISHED[m][0] - sine.PUBLISHED["fedavg"][0] for _, m in known]
