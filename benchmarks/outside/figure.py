@@ -47,7 +47,7 @@ def _differences(axes: Any, found: Mapping[str, Any]) -> None:
         half = t.ppf(0.975, len(off) - 1) * off.std(ddof=1) / np.sqrt(len(off))
         axes.errorbar(
             off.mean(), row, xerr=half, fmt="o", color=COLOURS[2], capsize=2,
-            label="digits, ours, early, 95% interval" if row == 0 else None,
+            label="digits, early (95%)" if row == 0 else None,
         )  # fmt: skip
     known = [(row, m) for row, m in enumerate(shown) if m in sine.PUBLISHED]
     theirs = [sine.PUBLISHED[m][0] - sine.PUBLISHED["fedavg"][0] for _, m in known]
@@ -56,7 +56,7 @@ def _differences(axes: Any, found: Mapping[str, Any]) -> None:
     axes.axvline(0.0, color="#777777", linewidth=0.8)
     axes.set_yticks(range(len(shown)), [names[m] for m in shown])
     axes.set(title="B  Sine availability", xlabel="test accuracy less FedAvg's, percentage points")
-    axes.legend(loc="lower right", fontsize=7)
+    axes.legend(loc="upper left", fontsize=7)
 
 
 def _curves(axes: Any, found: Mapping[str, Any]) -> None:
