@@ -116,6 +116,25 @@ def round_cost(clients: int, columns: int, parameters: int, seed: int = 0) -> di
     }  # fmt: skip
 
 
+def table(rounds: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the rows of the table in docs/private.md."""
+    head = (
+        "clients", "balance columns", "neighbours", "messages", "kB up a client",
+        "kB down a client", "seconds a client", "seconds at the server",
+    )  # fmt: skip
+    rows = [
+        (
+            f"{r['clients']}", f"{r['columns']}", f"{r['neighbours']}", f"{r['messages']:,}",
+            f"{r['bytes_up_per_client'] / 1e3:.0f}", f"{r['bytes_down_per_client'] / 1e3:.1f}",
+            f"{r['seconds_per_client']:.2f}", f"{r['seconds_server']:.1f}",
+        )
+        for r in rounds
+    ]  # fmt: skip
+    lines = [head, ("---",) * len(head), *rows]
+    return [f"| {' | '.join(line)} |".replace("| --- ", "|---").replace("--- |", "---|")
+            for line in lines]  # fmt: skip
+
+
 def main(sizes: Sequence[int], columns: Sequence[int], parameters: int, out: Path | None) -> None:
     found = []
     for q in columns:
@@ -130,6 +149,7 @@ def main(sizes: Sequence[int], columns: Sequence[int], parameters: int, out: Pat
                 flush=True,
             )
             found.append(made)
+    print("\n".join(table(found)))
     if out is not None:
         saved = {"environment": environment(), "lost": LOST, "rounds": found}
         out.write_text(json.dumps(saved, indent=1) + "\n")

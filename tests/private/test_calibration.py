@@ -161,4 +161,4 @@ def test_spreads_follow_from_targets_or_are_given() -> None:
     np.testing.assert_allclose(b, [1.0, 800.0 / 900.0, -0.5])
     for gap in ({"age": None, "os": "ios"}, {"age": 3.0}):
         with pytest.raises(InputError):
-            found.columns(gap)  # type: ignore[arg-type]
+            found.columns(gap)
