@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedipw.tables.ledger import Ledger
 from fedipw.tables.population import Population
 from fedipw.weighting.live import Live
 from fedipw.weighting.methods import method_named
-from fedipw.weighting.replay import Plan
+from fedipw.weighting.replay import Plan, Replay
 from fedipw.weighting.snapshot import EVERY
 from fedipw.weighting.weigher import RoundWeights
 from worlds import STEPS, Tables, World, drawn
@@ -311,3 +312,20 @@ def lived_alone(live: Live, round_: tuple[pl.DataFrame, BoolArray]) -> list[Roun
     """Return the weights of a round that is opened and not closed."""
     live.open(round_[0])
     return [live.weigh(round_[1])]
+
+
+def test_a_server_with_saved_models_restarts_from_its_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(tmp_path)
+    lived(given.live("first", plan()), given.rounds)
+    models = Replay(given.stage(), Ledger(tmp_path / "first"), plan()).learn().pooled()
+    how = replace(plan(), models=models)
+    whole = lived(given.live("whole", how), given.rounds)
+    lived(given.live("cut", how), given.rounds[:CUT])
+    seen = counted(monkeypatch)
+    resumed = given.live("cut", how)
+    assert not resumed.notes
+    assert resumed.replayed == CUT - EVERY
+    assert set(seen) == set(range(EVERY + 1, CUT + 1))
+    same_bits(lived(resumed, given.rounds[CUT:]), whole[CUT:])

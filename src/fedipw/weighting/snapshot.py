@@ -272,7 +272,8 @@ def _steps(
             "store": {"rounds": stores.get(name, {}), "frame": head["frame"], "gone": rounds.start},
             "gone": rounds.start,
             "totals": totals.get(name, [(0, 0)]),
-            "sums": sums.get(name) or head["sums"],
+            # with saved models no rows are kept
+            "sums": sums.get(name) or [np.array(head["fitted_sums"]["columns"])],
         }
         for name, head in heads.items()
     }
