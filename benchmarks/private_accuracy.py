@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import polars as pl
@@ -66,6 +66,7 @@ from fedipw.tables.partitions import Block, Blocks
 from fedipw.weighting.online import OnlineSettings
 
 if TYPE_CHECKING:
+    from fedipw.lab.engine.composition import Composition
     from fedipw.lab.engine.local import RoundWork, Trainer
     from fedipw.lab.scenario import Scenario
     from fedipw.numerics import FloatArray
@@ -155,7 +156,7 @@ class PrivateTraining:
     cut: list[tuple[int, int, int]] = field(default_factory=list)
     reliance = 1.0
     server = None
-    memory_weights = None
+    memory_weights = counted = None
     follows_work = True
 
     def __post_init__(self) -> None:
@@ -284,7 +285,7 @@ class Run:
         weighers = replace(self.scenario, methods=bases).weighers(self.federation)
         run = Simulation(
             self.federation, weighers, self.scenario.training.training(self.federation.population),
-            self._streams.training, compositions=methods,
+            self._streams.training, compositions=cast("Mapping[str, Composition]", methods),
         )  # fmt: skip
         run.advance(self.scenario.rounds)
         target, history = self.scenario.objective(self.federation), run.history()
@@ -423,7 +424,8 @@ def missing(seed: int) -> list[dict[str, Any]]:
     draws = [run.federation.participation.advance() for _ in range(rounds)]
     x = np.array([draw.covariates[ids, 0] for draw in draws])
     replied = np.array([draw.replied[ids] for draw in draws])
-    truth = np.array([draw.participation_prob[ids] for draw in draws])
+    known = [draw.participation_prob for draw in draws]
+    truth = np.array([prob[ids] for prob in known if prob is not None])
     blocks = [
         Block(
             np.vstack([np.repeat(Z[k][:, None], rounds, axis=1), x[:, k]]),
@@ -517,13 +519,14 @@ def noise_table(found: pl.DataFrame) -> str:
     lines = ["| clients | replies a round | FedAvg | private, no noise | "
              + " | ".join(f"epsilon {e:g}" for e in sorted(EPSILONS, reverse=True)) + " |",
              "|---:|---:|" + "---:|" * (2 + len(EPSILONS))]  # fmt: skip
-    for size in found["size"].unique(maintain_order=True):
+    for size in found["size"].unique(maintain_order=True).to_list():
         mine, cells = found.filter(size=size), []
         for method in ("fedavg", "no noise",
                        *(f"epsilon {e:g}" for e in sorted(EPSILONS, reverse=True))):  # fmt: skip
             tails = 1e3 * mine.filter(method=method)["tail"].to_numpy()
             cells.append(f"{_short(tails.mean())} ({_short(tails.max())})")
-        lines.append(f"| {size:,} | {mine['replies'].mean():.0f} | " + " | ".join(cells) + " |")
+        replies = mine["replies"].to_numpy().mean()
+        lines.append(f"| {size:,} | {replies:.0f} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
