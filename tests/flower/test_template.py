@@ -63,7 +63,7 @@ def test_settings_that_cannot_be_are_refused(
 
 def test_every_plain_argument_has_a_key_and_a_line_in_the_docs() -> None:
     arguments = set(signature(FedIPW).parameters) - {"strategy"}
-    objects = {"screen", "noise", "clock", "callbacks"}
+    objects = {"screen", "noise", "private", "clock", "callbacks"}
     assert set(KINDS) >= arguments - objects - OTHERS
     assert set(KINDS) <= arguments
     text = DOCS.read_text(encoding="utf-8")
