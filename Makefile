@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO := .venv-demo
 INSTALL = -m pip install --quiet --no-compile --disable-pip-version-check --editable
 # more than there are cores: tests on real deployments, browsers and killed processes wait a lot
-WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 3)')
 
 # Packages are installed uncompiled; each module is compiled once, when it is first imported. Where
 # this is set every process would compile them all again: ten seconds for each of hundreds.
