@@ -210,7 +210,7 @@ def depends(found: Dependence) -> str:
     return (
         f"Warning: replies depend on the metric itself, {found.words}, among clients with the same "
         "fitted probability. No weight made of covariates corrects that, and intervals leave it "
-        "out: take the estimate as one of those who reply, or bound it by a sensitivity analysis "
+        "out: take the estimate as one of respondents, or bound it by a sensitivity analysis "
         "of both stages."
     )
 
