@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO := .venv-demo
 INSTALL = -m pip install --quiet --no-compile --disable-pip-version-check --editable
 # more than there are cores: tests on real deployments, browsers and killed processes wait a lot
-WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 3)')
 
 # Packages are installed uncompiled; each module is compiled once, when it is first imported. Where
 # this is set every process would compile them all again: ten seconds for each of hundreds.
@@ -32,8 +32,8 @@ demo: $(DEMO)/.installed
 	@echo "page:   $(CURDIR)/demo/index.html"
 
 test: $(STAMP)
-	$(MAKE) --jobs 2 lint kernels
-	$(MAKE) --jobs 3 unit types docs  # while tests wait for deployments, the others use the cores
+	$(MAKE) --jobs 4 lint types docs kernels  # one core each; tests use them all
+	$(MAKE) unit
 	$(MAKE) portable
 
 $(STAMP) $(DEMO)/.installed: pyproject.toml
