@@ -123,7 +123,7 @@ class Drawn:
             logistic_fit(p.rows, p.fit.names, frame=p.frame, l2=l2).checked() for p in (phase, step)
         )
         here = StepPhase.of(
-            step.rows, step.frame, second, clients=step.clients, replies=step.replies, n=s.clients
+            step.rows, step.frame, second, codes=step.codes, replies=step.replies, n=s.clients
         )
         return TwoPhase(
             client=s.client, round=s.round, prob=here.reply_prob, rounds=s.rounds, steps=(here,),
@@ -268,7 +268,7 @@ def test_rows_in_a_scratch_file_give_the_same_numbers(tmp_path: Path) -> None:
     on_disk = replace(phase, rows=spilled(phase.rows, tmp_path))
     step = s.steps[0]
     again = StepPhase.of(
-        spilled(step.rows, tmp_path), step.frame, step.fit, clients=step.clients,
+        spilled(step.rows, tmp_path), step.frame, step.fit, codes=step.codes,
         replies=step.replies, n=s.clients,
     )  # fmt: skip
     other = TwoPhase(
@@ -293,5 +293,6 @@ def spilled(rows: Blocks, where: Path) -> Blocks:
     for block in rows:
         for first in range(0, block.rows, 70):
             part = slice(first, first + 70)
-            out.append(Block(block.columns[:, part].copy(), block.labels[part], np.empty(0)))
+            mine = block.columns[:, part].copy(), block.labels[part], np.empty(0)
+            out.append(Block(*mine, clients=block.clients[part]))
     return out

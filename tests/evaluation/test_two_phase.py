@@ -33,7 +33,7 @@ from fedipw.evaluation.sample import TwoPhase
 from fedipw.evaluation.statistics import Contrast, Difference, Ratio
 from fedipw.numerics import BoolArray, FloatArray, IntArray
 from fedipw.selection.logistic import LogisticFit, logistic_fit
-from fedipw.tables.partitions import Blocks, Frame
+from fedipw.tables.partitions import NOBODY, Block, Blocks, Frame
 from fedipw.weighting.balance import Balance
 
 
@@ -333,10 +333,9 @@ class World:
         code, rows = np.cumsum(self.enrolled) - 1, np.flatnonzero(self.replied)
         steps = []
         for X, among, passed in self.step_tables():
-            found = framed_fit(X[among], passed[among], self.l2)
+            found = framed_fit(X[among], passed[among], self.l2, self.row_client[among])
             places = np.cumsum(among)[rows] - 1
-            clients = code[self.row_client[among]]
-            steps.append(StepPhase.of(*found, clients=clients, replies=places, n=len(self.ids)))
+            steps.append(StepPhase.of(*found, codes=code, replies=places, n=len(self.ids)))
         prob = self.invite[rows] * np.prod([step.reply_prob for step in steps], axis=0)
         return TwoPhase(
             client=code[self.row_client[rows]], round=self.row_round[rows], prob=prob,
@@ -368,11 +367,13 @@ def logistic(X: FloatArray, y: BoolArray, weights: FloatArray, l2: float) -> Flo
     return beta
 
 
-def framed_fit(X: FloatArray, y: BoolArray, l2: float) -> tuple[Blocks, Frame, LogisticFit]:
+def framed_fit(
+    X: FloatArray, y: BoolArray, l2: float, clients: IntArray = NOBODY
+) -> tuple[Blocks, Frame, LogisticFit]:
     """Rows in a frame that is far from the columns' own units, and the fit on them."""
     frame = Frame(np.linspace(-1.0, 2.0, X.shape[1]), np.linspace(0.3, 4.0, X.shape[1]))
-    rows = Blocks.of_arrays(frame.standard(X.T.copy()).T, y.astype(np.int8))
-    names = [f"x{j}" for j in range(X.shape[1])]
+    made = Block(frame.standard(X.T.copy()), y.astype(np.int8), np.empty(0), clients=clients)
+    rows, names = Blocks.of([made]), [f"x{j}" for j in range(X.shape[1])]
     return rows, frame, logistic_fit(rows, names, frame=frame, l2=l2).checked()
 
 

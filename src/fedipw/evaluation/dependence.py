@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +17,11 @@ from scipy.special import expit, logit
 
 from fedipw.evaluation.phases import StepPhase
 from fedipw.evaluation.sample import TwoPhase
-from fedipw.numerics import FloatArray, IntArray, LabelArray
+from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
 from fedipw.numerics.logistic import logistic_sums
 from fedipw.numerics.newton import newton_minimum
-from fedipw.selection.saved import block_prob
+from fedipw.selection.saved import BlockProb, block_prob
+from fedipw.tables.partitions import Block, added
 
 ODDS_RATIO = 1.25  # of a reply per standard deviation of the metric, from which it matters
 ERRORS = 3.0  # standard errors it may be off by chance
@@ -150,28 +152,46 @@ def _rows(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> _Rows:
     n = sample.clients
     sums = np.bincount(sample.client, centred, n)
     counts = np.bincount(sample.client, minlength=n)
-    prob = block_prob(step.fit, step.frame)
-    every = -(-step.rows.rows // _MOST_ROWS)
-    labels, odds, metric, clients = [], [], [], []
-    for block in step.rows:
-        mine = step.clients[block.start : block.start + block.rows]
-        own, often = np.zeros(block.rows), np.zeros(block.rows)
-        first, last = np.searchsorted(step.replies, (block.start, block.start + block.rows))
-        here = step.replies[first:last] - block.start
-        own[here], often[here] = centred[first:last], 1.0
-        inside = (mine < n) & (mine % every == 0)
-        at = np.where(inside, mine, 0)
-        left = np.where(inside, counts[at] - often, 0.0)
-        known = left > 0.0
-        labels.append(block.labels[known])
-        odds.append(logit(prob(block)[known]))
-        metric.append((sums[at] - own)[known] / left[known])
-        clients.append(at[known])
-    client = np.concatenate([np.empty(0, dtype=np.int64), *clients])
-    columns = [np.concatenate([np.empty(0), *parts]) for parts in (odds, metric)]
+    prob, every = block_prob(step.fit, step.frame), -(-step.rows.rows // _MOST_ROWS)
+
+    def at_replies(first: int, last: int) -> tuple[IntArray, FloatArray]:
+        here = slice(*np.searchsorted(step.replies, (first, last)).tolist())
+        return step.replies[here] - first, centred[here]
+
+    known = partial(
+        _known_rows, prob=prob, codes=step.codes, sums=sums, counts=counts, every=every
+    )
+    labels, odds, metric, clients = step.rows.beside(known, at_replies, added)
+    client = np.concatenate(clients)
     return _Rows(
-        labels=np.concatenate([np.empty(0, dtype=np.int8), *labels]),
-        columns=np.stack(columns),
+        labels=np.concatenate(labels),
+        columns=np.stack([np.concatenate(odds), np.concatenate(metric)]),
         unit=client if sample.clusters is None else sample.clusters.code[client],
         client=client,
+    )
+
+
+def _known_rows(
+    block: Block,
+    given: tuple[IntArray, FloatArray],
+    *,
+    prob: BlockProb,
+    codes: CodeArray,
+    sums: FloatArray,
+    counts: IntArray,
+    every: int,
+) -> tuple[list[LabelArray], list[FloatArray], list[FloatArray], list[IntArray]]:
+    """Return labels, log odds, metric and clients of the rows whose metric is known otherwise."""
+    (here, values), mine = given, codes[block.clients]
+    own, often = np.zeros(block.rows), np.zeros(block.rows)
+    own[here], often[here] = values, 1.0
+    inside = (mine < len(sums)) & (mine % every == 0)
+    at = np.where(inside, mine, 0).astype(np.int64)
+    left = np.where(inside, counts[at] - often, 0.0)
+    known = left > 0.0
+    return (
+        [block.labels[known]],
+        [logit(prob(block)[known])],
+        [(sums[at] - own)[known] / left[known]],
+        [at[known]],
     )

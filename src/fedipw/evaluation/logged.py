@@ -400,8 +400,7 @@ class MetricCollector(Observer):
                 continue
             steps.append(
                 StepPhase.of(
-                    store.blocks, store.frame, fit, clients=codes[store.row_clients],
-                    replies=replies, n=n,
+                    store.blocks, store.frame, fit, codes=codes, replies=replies, n=n,
                 )
             )  # fmt: skip
             prob = prob * steps[-1].reply_prob

@@ -16,11 +16,18 @@ import numpy as np
 from fedipw.calibration import Distance, InverseLogit
 from fedipw.errors import InputError
 from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
-from fedipw.numerics.checks import check_rows
 from fedipw.numerics.logistic import sigmoids
 from fedipw.selection.enrollment import ReferenceRows, reference_sample_fit
 from fedipw.selection.logistic import LogisticFit, block_sums, logistic_fit
-from fedipw.tables.partitions import Block, Blocks, Changed, Frame, Partitions, sum_over
+from fedipw.tables.partitions import (
+    Block,
+    Changed,
+    Frame,
+    Partitions,
+    RoundRows,
+    added,
+    sum_over,
+)
 from fedipw.weighting.balance import Balance
 
 T = TypeVar("T")
@@ -54,11 +61,10 @@ def _in_frame(frame: Frame, fit: LogisticFit) -> FloatArray:
     return beta
 
 
-def _refitted(rows: Partitions, frame: Frame, fit: LogisticFit, weights: FloatArray) -> FloatArray:
-    """Return coefficients in the frame, constant last, of the same fit with row weights."""
+def _refitted(rows: Partitions, frame: Frame, fit: LogisticFit) -> FloatArray:
+    """Return coefficients in the frame, constant last, of the same fit on other rows."""
     start = np.append(fit.coefficients, fit.intercept)
-    reweighted = Changed(rows, partial(_with_weights, weights=weights))
-    again = logistic_fit(reweighted, fit.names, frame=frame, l2=fit.l2, start=start)
+    again = logistic_fit(rows, fit.names, frame=frame, l2=fit.l2, start=start)
     return _in_frame(frame, again.checked())
 
 
@@ -241,7 +247,8 @@ class FittedEnrollment(EnrollmentPhase):
         of_rows = np.empty(self.population_size, dtype=np.int64)
         of_rows[enrolled], of_rows[~enrolled] = groups, _others(self.units, groups, count, rng)
         for g in range(count):
-            beta = _refitted(self.rows, self.frame, self.fit, 1.0 * (of_rows != g))
+            rest = Changed(self.rows, partial(_with_weights, weights=1.0 * (of_rows != g)))
+            beta = _refitted(rest, self.frame, self.fit)
             weights = self.own / sigmoids(np.ascontiguousarray(self.design @ beta), shift=0.0)
             yield Without(weights, float(np.average(of_rows != g, weights=mass)))
 
@@ -453,10 +460,10 @@ class StepPhase:
     client's rounds may depend on each other.
     """
 
-    rows: Blocks  # in a frame, labels say who passed
+    rows: RoundRows  # in a frame, labels say who passed
     frame: Frame
     fit: LogisticFit
-    clients: CodeArray  # (rows,) code of each row's client; n for those outside the sample
+    codes: CodeArray  # (N,) code of each client that rows belong to; n for those outside the sample
     inverse: FloatArray  # (q + 1, q + 1), of the information
     scores: FloatArray  # c, (n, q + 1)
     leverage: FloatArray  # (n,) of a client's rows together
@@ -466,62 +473,83 @@ class StepPhase:
     @classmethod
     def of(
         cls,
-        rows: Blocks,
+        rows: RoundRows,
         frame: Frame,
         fit: LogisticFit,
         *,
-        clients: CodeArray,
+        codes: CodeArray,
         replies: IntArray,
         n: int,
     ) -> StepPhase:
         """Return the phase of a fit on rows in ``frame``, by two passes over them."""
-        check_rows(rows.rows, clients=clients)
         if len(replies) and (np.diff(replies) <= 0).any():
             raise InputError("Replies must be in the order of the rows.")
         beta = _in_frame(frame, fit)
         sums, _ = sum_over(rows, partial(block_sums, beta=beta))
         inverse = inverse_of(sums.hessian + np.diag(_ridge(frame, fit)))
-        scores, leverage, prob = np.zeros((n, len(beta))), np.zeros(n), np.empty(len(replies))
-        for block in rows:
-            p, mine = _prob(block.columns, beta), clients[block.start : block.start + block.rows]
-            residual = block.labels - p
-            for j, column in enumerate(block.columns):
-                scores[:, j] += client_sums(mine, residual * column, n)
-            scores[:, -1] += client_sums(mine, residual, n)
-            leverage += client_sums(mine, p * (1.0 - p) * _lengths(block.columns, inverse), n)
-            at, here = _replies_in(block, replies)
-            prob[at] = p[here]
+        scored = partial(_scored, beta=beta, inverse=inverse, codes=codes, n=n)
+        scores, leverage, prob = rows.beside(scored, partial(_places, replies), added)
         return cls(
-            rows=rows, frame=frame, fit=fit, clients=clients, inverse=inverse, scores=scores,
-            leverage=np.minimum(leverage, 1.0), replies=replies, reply_prob=prob,
+            rows=rows, frame=frame, fit=fit, codes=codes, inverse=inverse, scores=scores,
+            leverage=np.minimum(leverage, 1.0), replies=replies, reply_prob=np.concatenate(prob),
         )  # fmt: skip
 
     def deleted(self, groups: IntArray, count: int) -> Iterator[FloatArray]:
         """Yield the step's probabilities at the replies, (m,), fitted without each group."""
-        of_rows = np.append(groups, -1)[self.clients]
+        of_clients = np.append(groups, -1)[self.codes]
         for g in range(count):
-            beta = _refitted(self.rows, self.frame, self.fit, 1.0 * (of_rows != g))
-            prob = np.empty(len(self.replies))
-            for block in self.rows:
-                at, here = _replies_in(block, self.replies)
-                prob[at] = _prob(block.columns[:, here], beta)
-            yield prob
+            rest = Changed(self.rows, partial(_without, kept=1.0 * (of_clients != g)))
+            beta = _refitted(rest, self.frame, self.fit)
+            at = partial(_places, self.replies)
+            yield np.concatenate(self.rows.beside(partial(_reply_prob, beta=beta), at, added))
 
     def fitted_part(self, weights: FloatArray, values: FloatArray) -> FloatArray:
         """Return c'g of each client, (n, K), for replies of weights kappa / (R p) and values u."""
-        total = np.zeros((len(self.inverse), values.shape[1]))
-        for block in self.rows:
-            at, here = _replies_in(block, self.replies)
+
+        def pulls(first: int, last: int) -> tuple[IntArray, FloatArray]:
+            at = _between(self.replies, first, last)
             pull = (weights[at] * (1.0 - self.reply_prob[at]))[:, None] * values[at]
-            total[:-1] += block.columns[:, here] @ pull
-            total[-1] += pull.sum(axis=0)
+            return self.replies[at] - first, pull
+
+        total = self.rows.beside(_pulled, pulls, added)
         return self.scores @ (self.inverse @ total)
 
 
-def _replies_in(block: Block, replies: IntArray) -> tuple[slice, IntArray]:
-    """Return which replies are rows of a block, and which rows of it they are."""
-    first, last = np.searchsorted(replies, (block.start, block.start + block.rows))
-    return slice(int(first), int(last)), replies[first:last] - block.start
+def _between(replies: IntArray, first: int, last: int) -> slice:
+    """Return which replies are among rows first up to last."""
+    start, stop = np.searchsorted(replies, (first, last))
+    return slice(int(start), int(stop))
+
+
+def _places(replies: IntArray, first: int, last: int) -> IntArray:
+    """Return the places of replies within rows first up to last."""
+    return replies[_between(replies, first, last)] - first
+
+
+def _scored(
+    block: Block, here: IntArray, *, beta: FloatArray, inverse: FloatArray, codes: CodeArray, n: int
+) -> tuple[FloatArray, FloatArray, list[FloatArray]]:
+    """Return what a block adds to c and the leverages, and its replies' probabilities."""
+    p, mine = _prob(block.columns, beta), codes[block.clients]
+    residual = block.labels - p
+    scores = np.empty((n, len(beta)))
+    for j, column in enumerate((*block.columns, 1.0)):
+        scores[:, j] = client_sums(mine, residual * column, n)
+    leverage = client_sums(mine, p * (1.0 - p) * _lengths(block.columns, inverse), n)
+    return scores, leverage, [p[here]]
+
+
+def _without(block: Block, kept: FloatArray) -> Block:
+    return block._replace(weights=kept[block.clients])
+
+
+def _reply_prob(block: Block, here: IntArray, *, beta: FloatArray) -> list[FloatArray]:
+    return [_prob(block.columns[:, here], beta)]
+
+
+def _pulled(block: Block, given: tuple[IntArray, FloatArray]) -> FloatArray:
+    here, pull = given
+    return np.vstack([block.columns[:, here] @ pull, pull.sum(axis=0)])
 
 
 def _prob(columns: FloatArray, beta: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from fedipw.evaluation.phases import FittedEnrollment, StepPhase
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics.checks import check_finite, check_rows
 from fedipw.selection.logistic import LogisticFit, logistic_fit
-from fedipw.tables.partitions import Block, Blocks, Frame, rows_per_block
+from fedipw.tables.partitions import NOBODY, Block, Blocks, Frame, rows_per_block
 
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray
@@ -64,7 +64,7 @@ def fitted_two_phase(
     phase = FittedEnrollment.of(*_fit(Z, enrolled), np.ascontiguousarray(Z[enrolled].T))
     replies = np.flatnonzero(replied)
     step = StepPhase.of(
-        *_fit(X, replied), clients=code[client], replies=replies, n=int(enrolled.sum())
+        *_fit(X, replied, client), codes=code, replies=replies, n=int(enrolled.sum())
     )
     return TwoPhase(
         client=code[client[replies]],
@@ -76,13 +76,15 @@ def fitted_two_phase(
     )
 
 
-def _fit(columns: FloatArray, labels: BoolArray) -> tuple[Blocks, Frame, LogisticFit]:
+def _fit(
+    columns: FloatArray, labels: BoolArray, clients: IntArray = NOBODY
+) -> tuple[Blocks, Frame, LogisticFit]:
     """Return rows in their frame, the frame, and the fit on them."""
     frame, size = Frame.of(columns.T), rows_per_block(columns.shape[1])
     blocks = Blocks(memory=2**63)
     for first in range(0, len(columns), size):
         part = np.array(columns[first : first + size].T, dtype=np.float64, order="C")
-        flags = labels[first : first + size].astype(np.int8)
-        blocks.append(Block(frame.standard(part), flags, np.empty(0)))
+        flags, mine = labels[first : first + size].astype(np.int8), clients[first : first + size]
+        blocks.append(Block(frame.standard(part), flags, np.empty(0), clients=mine))
     names = [f"x{j}" for j in range(columns.shape[1])]
     return blocks, frame, logistic_fit(blocks, names, frame=frame).checked()

@@ -110,7 +110,9 @@ class ParticipationSettings:
     does that runs for ever; all rounds can then no longer be fitted at once.
 
     With ``refit_every`` 10 the first ten rounds are refitted one by one, while there is little to
-    learn from, and every tenth after that. A constant rate is used, and recorded, until both kinds
+    learn from, and every tenth after that. With ``growth`` 0.1 a fit on all past rounds waits until
+    there is a tenth more of them, too: all fits together then take time in proportion to the number
+    of rounds, not to its square. A constant rate is used, and recorded, until both kinds
     of rows, by their weight, exceed ``per_coefficient`` times the coefficients. ``estimator`` is
     maximum likelihood by default, or any classifier. A maximum that does not exist, or is not
     reached, is replaced by that of a penalised likelihood if ``soft``, else by the rate, with a
@@ -121,16 +123,18 @@ class ParticipationSettings:
     last: int | None = None  # of past rounds, only this many
     decay: float = 1.0  # weight of a round, relative to the one after it
     refit_every: int = 10  # rounds between fits on past rounds
+    growth: float = 0.0  # of the past between fits on all of it, at least
     per_coefficient: float = 10.0
     estimator: Estimator = field(default_factory=Newton)
     soft: bool = False  # whether a fit that separates gets a penalty
     clock: Clock = field(default_factory=Clock)  # of the columns that tell the time
-    client: Any = None  # a distributed.Client whose workers form the sums over rounds
     forgets: bool = False  # whether rows beyond a rolling window or a decay are dropped
 
     def __post_init__(self) -> None:
         if self.refit_every < 1:
             raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
+        if not 0.0 <= self.growth <= 1.0:
+            raise InputError(f"growth must lie in [0, 1], not {self.growth!r}.")
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
         if not 0.0 < self.decay <= 1.0:
@@ -179,8 +183,14 @@ class ParticipationSettings:
         return self.decay ** np.arange(last - first - 1.0, -1.0, -1.0)
 
     def due(self, past: int, fitted_on: int) -> bool:
-        """Return whether a round with this many before it asks for a new fit."""
-        return past <= self.refit_every or past - fitted_on >= self.refit_every
+        """Return whether a round with this many before it asks for a new fit.
+
+        >>> how = ParticipationSettings(refit_every=10, growth=0.1)
+        >>> how.due(20, fitted_on=10), how.due(210, fitted_on=200), how.due(223, fitted_on=200)
+        (True, False, True)
+        """
+        wait = self.growth * past if self.reach is None else 0.0
+        return past <= self.refit_every or past - fitted_on >= max(self.refit_every, wait)
 
 
 class ReplyProb(NamedTuple):
@@ -200,6 +210,30 @@ class StepRows(NamedTuple):
     prob: FloatArray  # (m,); NaN where a row has not all its values, or nothing is known of it
     passed: BoolArray  # (m,)
     source: Source | None  # none where the round was given no probability
+
+
+class StepFit(NamedTuple):
+    """What a round was given for a step: a fit, where it is from, and the rows it was made of."""
+
+    fit: Fit
+    source: Source
+    rows: int = 0  # fitted on
+    sums: FloatArray | None = None  # (q,) of their columns; none of a saved fit
+
+    @property
+    def found(self) -> tuple[Fit, Source]:
+        """The fit and its source."""
+        return self.fit, self.source
+
+
+class RoundCounts(NamedTuple):
+    """What deciding on a step's fits needs of a closed round, and no row of it."""
+
+    rows: int  # with all their values
+    passed: int  # of those
+    sums: FloatArray  # (q,) of their columns
+    left_out: int  # rows without some value
+    share: float  # that passed, of all that could; NaN if nobody could
 
 
 class _Coded(NamedTuple):
@@ -237,6 +271,9 @@ class Participation:
         Fitted steps by name to use as they are instead, such as saved ones.
     certain
         Steps without a model among them that everybody passes, of probability 1.
+    given
+        What each round is given for each step, by the number of rounds before it, where that was
+        decided before; rounds are then counted from the first of these.
     store
         Makes the place for a step's rows; blocks by default, :func:`panel` for rounds that list
         the same clients.
@@ -275,6 +312,7 @@ class Participation:
         *,
         models: Mapping[str, StageModel] | None = None,
         certain: Collection[str] = (),
+        given: Mapping[int, Mapping[str, StepFit]] | None = None,
         store: StoreMaker | None = None,
         scratch: Path | None = None,
         guarded: bool = False,
@@ -286,21 +324,18 @@ class Participation:
         if lacking:
             raise InputError(f"There is no saved model of {some(lacking)}.")
         standardised = self.settings.estimator.standardises
-        # a classifier takes all rows here: there are no sums to form elsewhere
-        client = self.settings.client if standardised else None
         self._make: StoreMaker = store or (
-            lambda _: BlockStore(
-                members.size, standardised=standardised, scratch=scratch, client=client
-            )
+            lambda _: BlockStore(members.size, standardised=standardised, scratch=scratch)
         )
         coders = [Coder(step, members) for step in steps]
         self.steps = tuple(StepLearner(coder, self.settings, self._make(coder)) for coder in coders)
         wanted = {name for step in steps for name in step.design.columns}
         self._history = _History(members.size, frozenset(wanted), self.settings.clock)
-        self.rounds = 0  # closed
+        self._given = given
+        self.rounds = min(given, default=0) if given else 0  # closed
         self._open: Round | None = None
         self._table = pl.DataFrame()  # of the open round, with history
-        self._used: dict[str, tuple[Fit, Source]] = {}  # in the open round
+        self._used: dict[str, StepFit] = {}  # in the open round
         self._coded: dict[str, _Coded] = {}
         self.notes: Counter[str] = Counter()  # rounds in which a fit had to leave something aside
         self._guarded = guarded
@@ -351,7 +386,7 @@ class Participation:
         opened = self._opened()
         check_rows(len(opened.rows), replied=replied)
         taken: tuple[BoolArray, ...] = ()
-        if not self.models:
+        if not self.models and self._given is None:
             taken = tuple(self._append(step, replied, opened.rows) for step in self.steps)
         self._history.after(opened, replied)
         self.rounds += 1
@@ -361,6 +396,25 @@ class Participation:
                 step.forget(first)
         self._open, self._coded = None, {}
         return taken
+
+    def decided(self, counts: Mapping[str, RoundCounts], replies: int) -> dict[str, StepFit]:
+        """Return what the coming round is given, by what was counted of it: it need not be here.
+
+        That is what ``prob`` would use with this many replies, or ``step_rows`` without any.
+        """
+        if replies:
+            return {
+                step.step.name: self._past(step, lambda s=step: counts[s.step.name].share)  # type: ignore[misc]
+                for step in self.steps
+            }
+        known = {step.step.name: self._known_fit(step) for step in self.steps}
+        return {name: found for name, found in known.items() if found is not None}
+
+    def count(self, counts: Mapping[str, RoundCounts]) -> None:
+        """Take what was counted of a closed round, whose rows lie in the stores elsewhere."""
+        for step in self.steps:
+            step.count(counts[step.step.name])
+        self.rounds += 1
 
     def _append(self, learner: StepLearner, replied: BoolArray, rows: IntArray) -> BoolArray:
         """Let a step take the open round; return which rows it is fitted on."""
@@ -393,8 +447,7 @@ class Participation:
                 raise InputError(f"Round {round_.index}: a value is missing.")
             if learner.step.name not in self._used:
                 raise InputError("No fit was used in the open round: call prob(replied) first.")
-            fit, _ = self._used[learner.step.name]
-            prob *= fit.prob(columns, round_.rows)
+            prob *= self._used[learner.step.name].fit.prob(columns, round_.rows)
         if self.steps[-1].step.among == INVITED:
             prob *= round_.table[INVITE_PROB].cast(pl.Float64).to_numpy()
         return prob
@@ -461,15 +514,16 @@ class Participation:
 
     def _step_prob(self, learner: StepLearner, replied: BoolArray) -> ReplyProb:
         coded, where = self._rows(learner), f"replies of round {self.rounds + 1}"
-        fit, source = self._fit_for(learner, replied)
-        self._used[learner.step.name] = fit, source
+        used = self._fit_for(learner, replied)
+        self._used[learner.step.name] = used
+        fit, source = used.found
         chosen = replied[coded.places]
         clients, columns = self._opened().rows[coded.places[chosen]], coded.within(chosen)
         known = None if coded.kept is None else coded.kept[chosen]
         found = fit.prob(columns, clients if known is None else clients[known])
         if not isinstance(fit, Rate):
             if learner.has_levels:
-                found[self._unseen(fit, learner, columns, where)] = np.nan
+                found[self._unseen(used, learner, columns, where)] = np.nan
             self._note_unvaried(fit, learner.step.design.names, columns)
         if self._guarded:  # nobody is weighed by what is no probability
             found = np.where((found >= SMALLEST) & (found <= 1.0), found, np.nan)
@@ -479,82 +533,89 @@ class Participation:
             prob[known] = found
         return ReplyProb(prob, ~np.isnan(prob), source)
 
-    def _fit_for(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
+    def _fit_for(self, learner: StepLearner, replied: BoolArray) -> StepFit:
+        if self._given is not None:
+            return self._given[self.rounds][learner.step.name]
         if self.models:
-            return self._given(learner)
+            return self._saved(learner)
         if self.settings.window is Window.SAME_ROUND:
             return self._same_round(learner, replied)
-        return self._past(learner, replied)
+        return self._past(learner, lambda: self._round_share(learner, replied))
 
-    def _given(self, learner: StepLearner) -> tuple[Fit, Source]:
+    def _saved(self, learner: StepLearner) -> StepFit:
         """Return the fit given for a step, or the probability of one that everybody passes."""
         model = self.models.get(learner.step.name)
         if model is None:
-            return Rate(1.0), Source.MODEL
-        return model.fit, Source.PENALISED if model.note else Source.MODEL
+            return StepFit(Rate(1.0), Source.MODEL)
+        return StepFit(model.fit, Source.PENALISED if model.note else Source.MODEL)
 
-    def _past(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
+    def _past(self, learner: StepLearner, share: Callable[[], float]) -> StepFit:
+        """Return what past rounds say; ``share`` of the round's own rows passed."""
         first, last = self.settings.first(self.rounds), self.rounds
         rate = learner.rate(first, last)
         if rate is None:  # no past to learn from
-            return self._round_rate(learner, replied), Source.ROUND_RATE
+            return StepFit(Rate(share()), Source.ROUND_RATE)
         if not learner.enough(first, last):
-            return Rate(rate), Source.PAST_RATE
+            return StepFit(Rate(rate), Source.PAST_RATE)
         if learner.fit is not None and not self.settings.due(last, learner.fitted_on):
-            return learner.fit, Source.MODEL
+            return StepFit(learner.fit, Source.MODEL, *learner.fitted_sums)
         before = learner.fit
         try:
-            found = learner.refitted(first, last, rate)
+            found, source = learner.refitted(first, last, rate)
             self._note(learner)
-            return found
+            return StepFit(found, source, *learner.fitted_sums)
         except FAILURES as error:
             self._fail("a fit failed", learner, error)
             learner.fit = before
-        return (Rate(rate), Source.FAILED_RATE) if before is None else (before, Source.MODEL)
+        if before is None:
+            return StepFit(Rate(rate), Source.FAILED_RATE)
+        return StepFit(before, Source.MODEL, *learner.fitted_sums)
 
-    def _same_round(self, learner: StepLearner, replied: BoolArray) -> tuple[Fit, Source]:
+    def _same_round(self, learner: StepLearner, replied: BoolArray) -> StepFit:
         coded = self._rows(learner)
         own = StepLearner(learner.coder, self.settings, self._make(learner.coder))
         again = coded._replace(columns=coded.columns.copy())  # the store changes them
         own.append(again, self._passed(learner, replied), self._opened().rows)
         rate = own.rate(0, 1)
         if rate is None:  # no reply has all its values
-            return self._round_rate(learner, replied), Source.ROUND_RATE
+            return StepFit(Rate(self._round_share(learner, replied)), Source.ROUND_RATE)
         if not own.enough(0, 1):
-            return Rate(rate), Source.ROUND_RATE
-        found = own.refitted(0, 1, rate)
+            return StepFit(Rate(rate), Source.ROUND_RATE)
+        found, source = own.refitted(0, 1, rate)
         self._note(own)
-        return found
+        return StepFit(found, source, *own.fitted_sums)
 
-    def _round_rate(self, learner: StepLearner, replied: BoolArray) -> Rate:
-        return Rate(float(self._passed(learner, replied).mean()))
+    def _round_share(self, learner: StepLearner, replied: BoolArray) -> float:
+        return float(self._passed(learner, replied).mean())
 
     def _rows_of(self, learner: StepLearner, replied: BoolArray) -> StepRows:
         step, coded, used = learner.step, self._rows(learner), self._known_fit(learner)
         prob = np.full(len(coded.places), np.nan)
         if used is not None:
-            fit, clients = used[0], self._opened().rows[coded.places][coded.known()]
+            fit, clients = used.fit, self._opened().rows[coded.places][coded.known()]
             found = fit.prob(coded.columns, clients)
             if not isinstance(fit, Rate) and self._has_unseen():
-                for here in self._fresh(fit, learner, coded.columns).values():
+                for here in self._fresh(used, learner, coded.columns).values():
                     found[here] = np.nan
             prob[coded.known()] = found
-        source = None if used is None else used[1]
+        source = None if used is None else used.source
         passed = self._passed(learner, replied)
         return StepRows(step.name, step.among, step.label, prob, passed, source)
 
-    def _known_fit(self, learner: StepLearner) -> tuple[Fit, Source] | None:
+    def _known_fit(self, learner: StepLearner) -> StepFit | None:
         """Return what the open round was given, or would be without a new fit; none if nothing."""
         if learner.step.name in self._used:
             return self._used[learner.step.name]
+        if self._given is not None:
+            return self._given[self.rounds].get(learner.step.name)
         if self.models:
-            return self._given(learner)
+            return self._saved(learner)
         if self.settings.window is Window.SAME_ROUND:
             return None
         if learner.fit is not None:
-            return learner.fit, Source.MODEL
+            return StepFit(learner.fit, Source.MODEL, *learner.fitted_sums)
         rate = learner.rate(self.settings.first(self.rounds), self.rounds)
-        return None if rate is None else (Rate(rate), Source.PAST_RATE)
+        return None if rate is None else StepFit(Rate(rate), Source.PAST_RATE)
 
     def _note_unvaried(self, fit: Fit, names: Sequence[str], columns: FloatArray) -> None:
         """Record numbers that vary now and never did in the fit: their coefficient is 0."""
@@ -567,7 +628,9 @@ class Participation:
         """Return whether rows can have levels that the fit has not seen."""
         return bool(self.models) or self.settings.window is not Window.SAME_ROUND
 
-    def _unseen(self, fit: Fit, learner: StepLearner, columns: FloatArray, where: str) -> BoolArray:
+    def _unseen(
+        self, used: StepFit, learner: StepLearner, columns: FloatArray, where: str
+    ) -> BoolArray:
         """Return rows with a level that no row of the fit had, (m,): the fit says nothing about it.
 
         They are left out under the policy drop, and an error otherwise.
@@ -575,7 +638,7 @@ class Participation:
         fresh = np.zeros(columns.shape[1], dtype=np.bool_)
         if not self._has_unseen():
             return fresh  # every row was fitted on
-        for name, here in self._fresh(fit, learner, columns).items():
+        for name, here in self._fresh(used, learner, columns).items():
             if here.any() and learner.step.design.missing is not Missing.DROP:
                 raise InputError(
                     f"{where}: {name} occurs in {int(here.sum())} replies and in no row of the "
@@ -585,13 +648,14 @@ class Participation:
             fresh |= here
         return fresh
 
-    def _fresh(self, fit: Fit, learner: StepLearner, columns: FloatArray) -> dict[str, BoolArray]:
-        if self.models:  # a saved fit knows only which columns never varied
-            names = learner.step.design.names
-            terms = [t for t in learner.step.design.terms if t.level and t.name in fit.constant]
+    def _fresh(
+        self, used: StepFit, learner: StepLearner, columns: FloatArray
+    ) -> dict[str, BoolArray]:
+        if used.sums is None:  # a saved fit knows only which columns never varied
+            names, constant = learner.step.design.names, used.fit.constant
+            terms = [t for t in learner.step.design.terms if t.level and t.name in constant]
             return {t.name: columns[names.index(t.name)] != 0.0 for t in terms}
-        count, sums = learner.fitted_sums
-        return learner.step.fresh(sums, count, columns)
+        return learner.step.fresh(used.sums, used.rows, columns)
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs to go on to the same bytes; only between rounds."""
@@ -746,6 +810,7 @@ class StepLearner:
         self.gone = 0  # rounds that were forgotten; the lists begin there
         self.has_levels = any(term.level is not None for term in self.step.design.terms)
         self.left_out = 0
+        self.last: RoundCounts | None = None  # of the last round
         self.fit: Fit | None = None
         self.fitted_from = self.fitted_on = 0  # rounds of the fit
         self.evenly = settings.decay == 1.0  # whether they counted alike in it
@@ -765,23 +830,27 @@ class StepLearner:
 
         ``passed`` (m,) is over the rows that could pass, ``rows`` (n,) are all clients listed.
         """
-        known = coded.kept
+        known, share = coded.kept, float(passed.mean()) if len(passed) else np.nan
         if known is not None:
             passed = passed[known]
         labels = passed.astype(np.int8)
-        (count, done), sums = self._totals[-1], self._sums[-1]
-        sums = sums + coded.columns.sum(axis=1)
         places = coded.places if known is None else coded.places[known]
         taken = np.zeros(len(rows), dtype=np.bool_)
         taken[places] = True
+        sums, left_out = coded.columns.sum(axis=1), 0 if known is None else int((~known).sum())
         if self.store.frame is None:
             check_offsets(coded.columns, self.step.design.names, "rounds")
         self.store.append(coded.columns, labels, rows[places])
-        if known is not None:
-            self.left_out += int((~known).sum())
-        self._totals.append((count + len(labels), done + int(labels.sum())))
-        self._sums.append(sums)
+        self.count(RoundCounts(len(labels), int(labels.sum()), sums, left_out, share))
         return taken
+
+    def count(self, found: RoundCounts) -> None:
+        """Take what was counted of a closed round."""
+        (count, done), sums = self._totals[-1], self._sums[-1]
+        self._totals.append((count + found.rows, done + found.passed))
+        self._sums.append(sums + found.sums)
+        self.left_out += found.left_out
+        self.last = found
 
     def none(self, places: IntArray) -> _Coded:
         """Return rows that could pass, (m,), none of which can be coded."""

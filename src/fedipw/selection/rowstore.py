@@ -1,4 +1,4 @@
-"""Where coded rows of closed rounds lie: in blocks, here or on a cluster too, or as a panel.
+"""Where coded rows of closed rounds lie: in blocks, or as a panel.
 
 A panel holds rounds of the same clients. What does not change of a client is kept once, and sums
 over rounds are formed per client first: row (i, r) has log odds u = z_i'beta_z + x_ir'beta_x, so
@@ -8,7 +8,7 @@ one pass costs one exponential and a few multiplications per row whatever the wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
@@ -22,9 +22,10 @@ from fedipw.numerics.logistic import ColumnSums
 from fedipw.numerics.threads import over_ranges
 from fedipw.selection.classifiers import client_folds, drawn_folds
 from fedipw.selection.logistic import Counts
-from fedipw.tables.cluster import WorkerCopies
 from fedipw.tables.partitions import (
     FEWEST_ROWS,
+    MEMORY,
+    NOBODY,
     Block,
     Blocks,
     Changed,
@@ -86,7 +87,7 @@ class RowStore(Protocol):
 
 @final
 class BlockStore:
-    """Rows in blocks, in memory and beyond a budget in a scratch file; sums formed on a cluster.
+    """Rows in blocks, in memory and beyond a budget in a scratch file.
 
     Parameters
     ----------
@@ -95,10 +96,11 @@ class BlockStore:
     standardised
         Whether columns are changed to about mean 0 and deviation 1, by those of the first rows.
     scratch
-        Directory for blocks beyond 256 MiB.
-    client
-        A ``distributed.Client`` whose workers get a copy of each block and form the sums
-        (:class:`~fedipw.tables.cluster.WorkerCopies`).
+        Directory for blocks beyond the budget.
+    memory
+        The budget, in bytes.
+    frame
+        The change of columns, where it is known before the first rows.
     """
 
     def __init__(
@@ -107,20 +109,19 @@ class BlockStore:
         *,
         standardised: bool = True,
         scratch: Path | None = None,
-        client: Any = None,
+        memory: int = MEMORY,
+        frame: Frame | None = None,
     ) -> None:
-        self.frame: Frame | None = None
+        self.frame = frame
         self._members, self._standardised = members, standardised
-        self._scratch, self._client = scratch, client
+        self._scratch, self._memory = scratch, memory
         self.blocks = self._empty()
         self._edges = [0]  # of rounds in the blocks
         self._starts: list[int] = []  # rows before each round
-        self._clients: list[IntArray] = []  # of each round
         self._gone = 0  # rounds that were forgotten, before all of these
 
     def _empty(self) -> Blocks:
-        copies = None if self._client is None else WorkerCopies(self._client)
-        return Blocks(directory=self._scratch, copies=copies)
+        return Blocks(directory=self._scratch, memory=self._memory)
 
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Take the rows of a closed round; ``columns`` are changed in place."""
@@ -134,14 +135,15 @@ class BlockStore:
         width, rows = columns.shape
         self._starts.append(self.blocks.end)
         if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
-            self.blocks.append(Block(np.ascontiguousarray(columns), labels, UNWEIGHTED))
+            whole = np.ascontiguousarray(columns)
+            self.blocks.append(Block(whole, labels, UNWEIGHTED, clients=clients))
         else:
             size = rows_per_block(width)
             for first in range(0, rows, size):
-                part = np.ascontiguousarray(columns[:, first : first + size])
-                self.blocks.append(Block(part, labels[first : first + size], UNWEIGHTED))
+                here = slice(first, first + size)
+                part = np.ascontiguousarray(columns[:, here])
+                self.blocks.append(Block(part, labels[here], UNWEIGHTED, clients=clients[here]))
         self._edges.append(len(self.blocks))
-        self._clients.append(clients)
 
     def rounds(self, first: int, last: int, weights: FloatArray = UNWEIGHTED) -> CodedRows:
         """Return the rows of some rounds, none of them copied."""
@@ -152,7 +154,7 @@ class BlockStore:
         if len(weights):
             starts = self._starts[first:last]
             part = Changed(part, partial(_weighted, starts=np.array(starts), weights=weights))
-        return CodedRows(part, self.frame, self._clients[first:last], self._members)
+        return CodedRows(part, self.frame, self._members)
 
     def forget(self, first: int) -> None:
         """Drop the rows of rounds before ``first``; the others keep their numbers."""
@@ -162,27 +164,23 @@ class BlockStore:
         blocks = self._edges[k]
         self.blocks.forget(blocks)
         self._edges = [edge - blocks for edge in self._edges[k:]]
-        self._starts, self._clients, self._gone = self._starts[k:], self._clients[k:], first
-
-    @property
-    def row_clients(self) -> IntArray:
-        """The client of every row, (m,)."""
-        return np.concatenate([np.empty(0, dtype=np.int32), *self._clients])
+        self._starts, self._gone = self._starts[k:], first
 
     def round(self, k: int) -> tuple[FloatArray, LabelArray, IntArray]:
         """Return columns (q, m), labels and clients of one round, counted from 0."""
         k -= self._gone
         blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
-        columns, labels = np.empty((0, 0)), np.empty(0, dtype=np.int8)
+        columns, labels, clients = np.empty((0, 0)), np.empty(0, dtype=np.int8), NOBODY
         if blocks:
             columns = np.concatenate([b.columns for b in blocks], axis=1)
             labels = np.concatenate([b.labels for b in blocks])
-        return columns, labels, self._clients[k]
+            clients = np.concatenate([b.clients for b in blocks])
+        return columns, labels, clients
 
     def state(self) -> dict[str, Any]:
         """Return all rounds, each with its columns, labels and clients."""
         rounds, frame = {}, self.frame
-        for k in range(self._gone, self._gone + len(self._clients)):
+        for k in range(self._gone, self._gone + len(self._starts)):
             columns, labels, clients = self.round(k)
             rounds[str(k)] = {"columns": columns, "labels": labels, "clients": clients}
         named = None if frame is None else {"centre": frame.centre, "scale": frame.scale}
@@ -194,7 +192,7 @@ class BlockStore:
         self.frame = (
             None if named is None else Frame(np.array(named["centre"]), np.array(named["scale"]))
         )
-        self.blocks, self._edges, self._starts, self._clients = self._empty(), [0], [], []
+        self.blocks, self._edges, self._starts = self._empty(), [0], []
         self._gone = int(state["gone"])
         for k in range(self._gone, self._gone + len(state["rounds"])):
             saved = state["rounds"][str(k)]
@@ -226,14 +224,13 @@ def _own(array: Any) -> Any:
 class CodedRows:
     """Rows in partitions as an estimator takes them: of some rounds, or of a table.
 
-    Rows of rounds belong to ``members`` clients, given round by round. Each row of a table is a
+    Rows of rounds belong to ``members`` clients, which their blocks tell. Each row of a table is a
     client of its own.
     """
 
     inner: Partitions
     frame: Frame
-    by_round: Sequence[IntArray] | None = None
-    members: int = 0
+    members: int | None = None
 
     @property
     def rows(self) -> int:
@@ -248,7 +245,9 @@ class CodedRows:
         """Return all rows in memory, (m, q), their labels and clients."""
         X = np.concatenate(self.inner.reduced(_block_rows, add))
         X = X * self.frame.scale + self.frame.centre
-        clients = np.arange(len(X)) if self.by_round is None else np.concatenate(self.by_round)
+        if self.members is None:
+            return X, self._labels(), np.arange(len(X))
+        clients = np.concatenate(self.inner.reduced(_block_clients, add))
         return X, self._labels(), clients.astype(np.int64)
 
     def _labels(self) -> BoolArray:
@@ -256,7 +255,7 @@ class CodedRows:
 
     def fold_of(self, folds: int, rng: np.random.Generator) -> IntArray:
         """Draw the fold of each client; in a table with about the same share enrolled in each."""
-        if self.by_round is not None:
+        if self.members is not None:
             return drawn_folds(np.arange(self.members), self.members, folds, rng)
         labels = self._labels()
         return client_folds(labels, np.arange(len(labels)), folds=folds, rng=rng)
@@ -268,6 +267,10 @@ def _block_rows(block: Block) -> list[FloatArray]:
 
 def _block_labels(block: Block) -> list[BoolArray]:
     return [block.labels.astype(np.bool_)]
+
+
+def _block_clients(block: Block) -> list[IntArray]:
+    return [block.clients.copy()]
 
 
 @final

@@ -1,7 +1,7 @@
-"""Blocks of rows on the workers of a Dask cluster: the only place that knows Dask.
+"""Work on the workers of a Dask cluster: the only place that knows Dask.
 
-Rows of a table are loaded by the workers from its files; rows of rounds are sent to them. A pass
-sends the coefficients out and brings one sum back. What a lost worker held is loaded or sent again.
+Workers load rows of tables and of rounds from their files. A pass sends the coefficients out and
+brings one sum back. What a lost worker held is loaded again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
-from fedipw.tables.partitions import Block, Blocks
+from fedipw.tables.partitions import Block
 from fedipw.tables.table import Slice
 
 if TYPE_CHECKING:
@@ -98,14 +98,50 @@ class ClusterBlocks:
         return _in_pairs(self._client, self._blocks, function, combine)
 
 
-@final
-class WorkerCopies:
-    """Copies of blocks that workers hold, one scattered future each.
+class Shared:
+    """A value that every worker has: sent when first needed, and again if all lost it.
 
-    A block is sent when it is first summed over. It stays with its
-    :class:`~fedipw.tables.partitions.Blocks`, in memory or in the scratch file here; neither the
-    scheduler nor a second worker keeps it. If a worker is lost, what it held is sent again from
-    there, and the pass is made again.
+    Parameters
+    ----------
+    client
+        A ``distributed.Client``.
+    value
+        Anything; it stays here too.
+    """
+
+    def __init__(self, client: Any, value: Any) -> None:
+        self._client, self._value = client, value
+        self._future: Any = None
+
+    def future(self) -> Any:
+        """Return the value as the workers know it."""
+        if self._future is None or self._future.status != "finished":
+            # in a list: what has entries of its own would be scattered one by one
+            (self._future,) = self._client.scatter([self._value], broadcast=True, hash=False)
+        return self._future
+
+
+class Task:
+    """A function of values, of what is shared and of other tasks, whose value a worker holds.
+
+    What a lost worker held is made again from the same arguments.
+    """
+
+    def __init__(self, client: Any, function: Callable[..., Any], *args: Any) -> None:
+        self._client, self._function, self._args = client, function, args
+        self._future: Any = None
+
+    def future(self) -> Any:
+        """Return the value as the workers know it, or will."""
+        if self._future is None or self._future.status in {"cancelled", "lost"}:
+            given = [a.future() if isinstance(a, Shared | Task) else a for a in self._args]
+            self._future = self._client.submit(self._function, *given, pure=False)
+        return self._future
+
+
+@final
+class Workers:
+    """The workers of a cluster, which go on when one of them is lost.
 
     Parameters
     ----------
@@ -116,47 +152,78 @@ class WorkerCopies:
     def __init__(self, client: Any) -> None:
         _require_package(client)
         self._client = client
-        self._sent: dict[int, Any] = {}  # futures by the place of the block
+
+    @property
+    def count(self) -> int:
+        """Number of threads that workers have together, 1 at least."""
+        return max(1, sum(self._client.nthreads().values()))
+
+    def shared(self, value: Any) -> Shared:
+        """Return a value that every worker will have."""
+        return Shared(self._client, value)
+
+    def task(self, function: Callable[..., Any], *args: Any) -> Task:
+        """Return a task; it is begun when ``begin`` or ``result`` asks for it."""
+        return Task(self._client, function, *args)
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Let workers begin."""
+        self._again(lambda: [task.future() for task in tasks])
+
+    def result(self, task: Task) -> Any:
+        """Return the value of a task."""
+        return self._again(lambda: task.future().result())
 
     def reduced(
-        self, blocks: Blocks, first: int, function: Callable[[Block], T],
+        self,
+        function: Callable[..., T],
+        tasks: Sequence[Task],
+        given: Sequence[Any],
         combine: Callable[[T, T], T],
-    ) -> T:  # fmt: skip
-        """Return the function's values of these blocks, combined in pairs, always the same ones."""
+    ) -> T:
+        """Return the function of each task's value and what is given beside it, combined in pairs.
+
+        Pairs are always the same ones, wherever their values are.
+        """
+
+        def go() -> T:
+            values = self._client.map(
+                function, [task.future() for task in tasks], list(given), pure=False,
+                key="fedipw-sum",
+            )  # fmt: skip
+            return _paired(self._client, values, combine)
+
+        return self._again(go)
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Return what some work gives, tried again where a worker is lost meanwhile."""
+        reason: Exception | None = None
         for _ in range(_TRIES):
             try:
-                copies = [self._copy(blocks, k, first + k) for k in range(len(blocks))]
-                return _in_pairs(self._client, copies, function, combine)
+                with warnings.catch_warnings():  # of numbers that must travel
+                    warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+                    return work()
             except (CancelledError, OSError) as error:  # a worker is lost with what it held
                 reason = error
                 time.sleep(_PAUSE)  # until the scheduler knows, too
         raise InputError(
-            f"The Dask cluster lost workers in {_TRIES} passes over the rows of rounds: {reason}."
+            f"The Dask cluster lost workers {_TRIES} times in one piece of work: {reason}."
         ) from reason
-
-    def forget(self, first: int, last: int) -> None:
-        """Let workers drop the copies of blocks at places ``first`` up to ``last``."""
-        for place in range(first, last):
-            self._sent.pop(place, None)
-
-    def _copy(self, blocks: Blocks, k: int, place: int) -> Any:
-        """Return the copy of the k-th of some blocks, made where there is none."""
-        if place not in self._sent or self._sent[place].status != "finished":
-            # in a list: a block is a tuple, whose entries would be scattered one by one
-            (self._sent[place],) = self._client.scatter(list(blocks.part(k, k + 1)), hash=False)
-        return self._sent[place]
 
 
 def _in_pairs(
     client: Any, blocks: Sequence[Any], function: Callable[[Block], T], combine: Callable[[T, T], T]
 ) -> T:
-    values = client.map(function, blocks, pure=False, key="fedipw-sum")
+    return _paired(client, client.map(function, blocks, pure=False, key="fedipw-sum"), combine)
+
+
+def _paired(client: Any, values: Sequence[Any], combine: Callable[[T, T], T]) -> T:
     while len(values) > 1:
         pairs = [
             client.submit(combine, values[k], values[k + 1], pure=False)
             for k in range(0, len(values) - 1, 2)
         ]
-        values = pairs + values[2 * len(pairs) :]
+        values = [*pairs, *values[2 * len(pairs) :]]
     result: T = values[0].result()
     return result
 

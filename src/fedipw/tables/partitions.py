@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast, final
 
 import numpy as np
 
@@ -23,13 +23,14 @@ from fedipw.numerics.threads import thread_count
 from fedipw.storage.scratch import Room, Scratch, Stored
 
 if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, LabelArray
-    from fedipw.tables.cluster import WorkerCopies
+    from fedipw.numerics import FloatArray, IntArray, LabelArray
 
 T = TypeVar("T")
+NOBODY: Final = np.empty(0, dtype=np.int32)  # clients of rows that belong to none
 BLOCK_ROWS = 65_536
 FEWEST_ROWS = 8_192  # of a block that others follow
 _BLOCK_BYTES = 16 * 2**20
+Given = Callable[[int, int], Any]  # what belongs to rows first up to last, counted over all blocks
 MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a scratch file
 
 
@@ -45,6 +46,7 @@ class Block(NamedTuple):
     labels: LabelArray  # (m,) 0 or 1; empty where nothing is labelled
     weights: FloatArray  # (m,), or (0,) where every row counts once
     start: int = 0  # number of rows before it
+    clients: IntArray = NOBODY  # (m,) behind the rows, or (0,) where each is one of its own
 
     @property
     def rows(self) -> int:
@@ -61,6 +63,15 @@ class Partitions(Protocol):
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in order."""
+
+
+class RoundRows(Partitions, Protocol):
+    """Rows of rounds: blocks that tell their clients, beside which numbers of rows can be put."""
+
+    def beside(
+        self, function: Callable[[Block, Any], T], given: Given, combine: Callable[[T, T], T]
+    ) -> T:
+        """Return the function's values of all blocks, each with what is given for its rows."""
 
 
 def sum_over(partitions: Partitions, function: Callable[[Block], T]) -> T:
@@ -105,19 +116,10 @@ class Blocks:
         Bytes of blocks to keep in memory.
     directory
         Where the scratch file goes; the system's temporary directory by default.
-    copies
-        On the workers of a cluster, where sums are formed instead of here.
     """
 
-    def __init__(
-        self,
-        *,
-        memory: int = MEMORY,
-        directory: Path | None = None,
-        copies: WorkerCopies | None = None,
-    ) -> None:
+    def __init__(self, *, memory: int = MEMORY, directory: Path | None = None) -> None:
         self._directory, self._memory = directory, memory
-        self._copies, self._first = copies, 0  # and how many blocks lie before these
         self._scratch: Scratch | None = None  # made when the first block goes there
         self._entries: list[Block | _OnDisk] = []
         self._rows = 0
@@ -145,8 +147,8 @@ class Blocks:
 
     def append(self, block: Block) -> None:
         """Add a block at the end."""
-        columns, labels, weights, _ = block
-        here = Block(columns, labels, weights, self._end)  # faster than _replace
+        columns, labels, weights, _, clients = block
+        here = Block(columns, labels, weights, self._end, clients)  # faster than _replace
         self._rows += columns.shape[1]
         self._end += columns.shape[1]
         size = _size(here)
@@ -156,7 +158,8 @@ class Blocks:
         else:
             self._memory = 0  # later blocks follow, so that reading stays in one sweep
             self._scratch = self._scratch or Scratch(self._directory)
-            self._entries.append(_OnDisk(self._scratch.written(here[:3]), here.rows, here.start))
+            arrays = columns, labels, weights, clients
+            self._entries.append(_OnDisk(self._scratch.written(arrays), here.rows, here.start))
 
     def forget(self, count: int) -> None:
         """Drop the first blocks; the numbers of the rows that follow stay as they are.
@@ -166,9 +169,6 @@ class Blocks:
         gone, self._entries = self._entries[:count], self._entries[count:]
         self._rows -= sum(entry.rows for entry in gone)
         self._memory += sum(_size(entry) for entry in gone if isinstance(entry, Block))
-        if self._copies is not None:
-            self._copies.forget(self._first, self._first + count)
-        self._first += count
 
     @property
     def rows(self) -> int:
@@ -194,17 +194,25 @@ class Blocks:
         """Return blocks ``first`` up to ``last``, without it."""
         some = Blocks.__new__(Blocks)
         some._scratch, some._memory, some._directory = self._scratch, 0, self._directory
-        some._copies, some._first = self._copies, self._first + first
         some._entries = self._entries[first:last]
         some._rows, some._end = sum(entry.rows for entry in some._entries), self._end
         return some
 
     def reduced(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         """Return the function's values of all blocks, combined in order; threads share blocks."""
+        return self._combined(function, combine)
+
+    def beside(
+        self, function: Callable[[Block, Any], T], given: Given, combine: Callable[[T, T], T]
+    ) -> T:
+        """Return the function's values of all blocks, each with what is given for its rows."""
+        return self._combined(
+            lambda block: function(block, given(block.start, block.start + block.rows)), combine
+        )
+
+    def _combined(self, function: Callable[[Block], T], combine: Callable[[T, T], T]) -> T:
         if not self._entries:
             raise InputError("There are no rows.")
-        if self._copies is not None:
-            return self._copies.reduced(self, self._first, function, combine)
         if self._scratch is not None:
             self._scratch.settled()
         rooms = threading.local()
@@ -226,13 +234,16 @@ class Blocks:
 
     def _read(self, entry: _OnDisk, room: Room) -> Block:
         assert self._scratch is not None
-        columns, labels, weights = self._scratch.read(entry.place, room)
-        return Block(columns, labels, weights.copy(), entry.start)  # weights outlive the room
+        columns, labels, weights, clients = self._scratch.read(entry.place, room)
+        # weights outlive the room
+        return Block(columns, labels, weights.copy(), entry.start, clients)
 
 
 def _size(block: Block) -> int:
     """Return the bytes of a block."""
-    return int(block.columns.nbytes + block.labels.nbytes + block.weights.nbytes)
+    return int(
+        block.columns.nbytes + block.labels.nbytes + block.weights.nbytes + block.clients.nbytes
+    )
 
 
 @cache

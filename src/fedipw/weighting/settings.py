@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from fedipw.tables.population import Population
 
 
+GROWTH = 0.1  # of the past between two fits on all of it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How both selection stages are estimated and turned into weights.
@@ -60,7 +63,7 @@ class Settings:
     models
         Directory of saved models to use instead of fitting.
     client
-        A ``distributed.Client`` on whose workers both stages are fitted.
+        A ``distributed.Client`` on whose workers all work on rows is done.
     """
 
     method: str | None = None
@@ -125,8 +128,9 @@ class Settings:
                 clock=Clock(day_length=self.day_length, day_hours=self.day_hours),
                 soft=self.soft,
                 estimator=self.estimator(),
-                client=self.client,
+                growth=GROWTH,
             ),
+            client=self.client,
             models=None if self.models is None else _participation_models(self.models),
         )
 
