@@ -7,7 +7,8 @@ polars, pandas or Arrow. Results are values that print well, in a notebook too, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.overlap import Overlap
     from fedipw.weighting.replay import Plan, Record
+    from fedipw.weighting.resume import SavedRun
 
 
 class _Tabular:
@@ -201,6 +203,7 @@ def weigh(
     *,
     id: str = ID,  # noqa: A002
     progress: bool | None = None,
+    state: str | Path | None = None,
     **settings: Any,
 ) -> Weights:
     """Weigh every reply of a ledger by the inverse of its selection probabilities.
@@ -216,6 +219,9 @@ def weigh(
         The column of identifiers in tables that are not opened yet, and in rounds that have it.
     progress
         Whether to show how far it is; by default in notebooks, once it takes two seconds.
+    state
+        Directory of what earlier calls have learnt: of a ledger that grew, only new rounds are
+        read, with the same weights. It is saved to at the end.
     settings
         Formulas, method, classifier and others: the fields of
         :class:`~fedipw.weighting.settings.Settings`.
@@ -240,9 +246,14 @@ def weigh(
     from fedipw.weighting.replay import Replay  # noqa: PLC0415
 
     stage, ledger, plan = _job(population, rounds, settings, id)
-    with shown_progress("rounds", progress) as step:
-        replay = Replay(stage, ledger, plan, progress=step)
-        tables = list(replay)
+    with shown_progress("rounds", progress) as step, _going_on(state, "weights") as saved:
+        replay = Replay(stage, ledger, plan, progress=step, saved=saved)
+        if saved is None:
+            tables = list(replay)
+        else:
+            for table in replay:
+                saved.keep(table)
+            tables = [pl.read_parquet(path) for path in saved.tables]
     if not tables:
         raise InputError("No round has a reply that can be weighed.")
     found = stage.overlap(replay.record.enrollment, threshold=0.01)
@@ -422,13 +433,14 @@ def audit(
     invitations: bool | None = None,
     id: str = ID,  # noqa: A002
     progress: bool | None = None,
+    state: str | Path | None = None,
     **settings: Any,
 ) -> Report:
     """Say who is missing, how much it matters, and how far weights can be trusted.
 
     Parameters
     ----------
-    population, rounds, id, progress, settings
+    population, rounds, id, progress, state, settings
         As of :func:`weigh`; without rounds only enrollment is audited.
     metrics, metric_name, by
         A metric of the replies, what it is called, and columns to group it by.
@@ -467,12 +479,26 @@ def audit(
     who, chosen = _population(population, id).clustered(cluster), _settings(settings)
     ledger = None if rounds is None else _ledger(rounds, id)
     stage = chosen.stage(who, later=() if ledger is None else ledger.covariates)
-    with shown_progress("rounds", progress) as step:
+    if state is not None and ledger is None:
+        raise InputError("A state holds what was learnt from rounds: give the rounds too.")
+    with shown_progress("rounds", progress) as step, _going_on(state, "audit") as saved:
         found = audit_facts(
             stage, ledger, chosen.plan(who), threshold=threshold, min_cell=min_cell, title=title,
-            metric=request, progress=step,
+            metric=request, progress=step, saved=saved,
         )  # fmt: skip
     return Report(judged(found, Means(memory=memory, invitations=invitations)))
+
+
+@contextmanager
+def _going_on(state: str | Path | None, job: str) -> Iterator[SavedRun | None]:
+    """Yield what earlier calls of a job have learnt, none where there is no place for it."""
+    if state is None:
+        yield None
+        return
+    from fedipw.weighting.resume import saved_run  # noqa: PLC0415
+
+    with saved_run(state, job) as saved:
+        yield saved
 
 
 def _checked_totals(size: float | None) -> float:

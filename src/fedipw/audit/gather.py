@@ -75,6 +75,7 @@ from fedipw.tables.ledger import Ledger
 from fedipw.tables.partitions import Block, sum_over
 from fedipw.weighting.pipeline import Weighing
 from fedipw.weighting.replay import Observer, Plan, Progress, Record, Replay
+from fedipw.weighting.resume import SavedRun
 from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
 _Groups = Mapping[str, FloatArray | None]  # weights of the members in each, (n,); 0 outside
@@ -105,6 +106,7 @@ def audit_facts(
     metric: MetricRequest | None = None,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
+    saved: SavedRun | None = None,
 ) -> Audit:
     """Return everything an audit says but its verdict.
 
@@ -128,6 +130,8 @@ def audit_facts(
         Of the page; of the replies, if there is one.
     observers, progress
         Receive the rounds too; receives rounds done and rounds in all.
+    saved
+        What an earlier audit has learnt of the first rounds: only those after them are read.
 
     Examples
     --------
@@ -150,7 +154,9 @@ def audit_facts(
             raise InputError("A metric needs participation fitted on its rounds, not saved models.")
     asked = plan.settings.soft
     soft = replace(plan, settings=replace(plan.settings, soft=True))
-    job = _Job(stage.softly(), ledger, threshold, min_cell, title, observers, progress, asked)
+    job = _Job(
+        stage.softly(), ledger, threshold, min_cell, title, observers, progress, saved, asked
+    )
     return job.audit(soft, metric).visible()
 
 
@@ -164,6 +170,7 @@ class _Job(NamedTuple):
     title: str
     observers: Sequence[Observer]
     progress: Progress | None
+    saved: SavedRun | None
     soft: bool  # whether penalties were asked for
 
     def audit(self, plan: Plan, metric: MetricRequest | None) -> Audit:
@@ -175,7 +182,9 @@ class _Job(NamedTuple):
             if metric is not None:
                 collector = MetricCollector(stage, ledger, metric.values)
                 watching.append(collector)
-            replay = Replay(stage, ledger, plan, observers=watching, progress=self.progress)
+            replay = Replay(
+                stage, ledger, plan, observers=watching, progress=self.progress, saved=self.saved
+            )
             record = replay.record
             for _ in replay:
                 pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -40,6 +40,28 @@ class Levels:
         self.keys: list[_Key] = []
         self._known: dict[float | str, int] = {}
         self._missing = -1
+
+    @property
+    def cut(self) -> list[float]:
+        """Limits between levels: none."""
+        return []
+
+    def state(self) -> list[Any]:
+        """Return the levels so far, in the order of their numbers; none is what is missing."""
+        out: list[float | str | None] = [None] * len(self.labels)
+        for value, place in self._known.items():
+            out[place] = value
+        return out
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Put saved levels back."""
+        self.labels, self.keys, self._known, self._missing = [], [], {}, -1
+        for value in state:
+            place = self._next(value)
+            if value is None:
+                self._missing = place
+            else:
+                self._known[value] = place
 
     def codes(self, values: pl.Series) -> IntArray:
         """Return the level of each value, (m,); new levels get the next numbers."""
@@ -83,6 +105,18 @@ class Ranges:
         self._edges = np.array(cells.edges)
         self.labels = [*cells.ranges(), MISSING]
         self.keys: list[_Key] = [(0, float(k), "") for k in range(len(self.labels))]
+
+    @property
+    def cut(self) -> list[float]:
+        """Limits between the ranges."""
+        return [float(edge) for edge in self._edges]
+
+    def state(self) -> list[Any]:
+        """Return nothing: ranges do not grow."""
+        return []
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Put nothing back."""
 
     def codes(self, values: pl.Series) -> IntArray:
         """Return the fifth of each number, (m,)."""
@@ -171,6 +205,27 @@ class Tally:
             clients.add(int(members[place]))
             if len(clients) >= self.min_cell:
                 self.many.add(level)
+
+    @property
+    def counted(self) -> list[Any]:
+        """What is counted, and how, as plain values."""
+        return [self.column, self.coder.relation, self.coder.cut, self.min_cell]
+
+    def state(self) -> dict[str, Any]:
+        """Return all counts."""
+        return {
+            "levels": self.coder.state(),
+            "counts": {str(hour): counts.copy() for hour, counts in self.counts.items()},
+            "many": sorted(self.many),
+            "few": {str(level): sorted(clients) for level, clients in self.few.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved counts back."""
+        self.coder.restore(state["levels"])
+        self.counts = {int(hour): counts.copy() for hour, counts in state["counts"].items()}
+        self.many = set(state["many"])
+        self.few = {int(level): set(clients) for level, clients in state["few"].items()}
 
     def many_clients(self, levels: Sequence[str], *, empty: bool) -> bool:
         """Return whether a union of levels has enough clients; ``empty``: or is never seen."""

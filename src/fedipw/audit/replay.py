@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import final
+from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Any, final
 
 import numpy as np
 import polars as pl
@@ -30,6 +30,8 @@ RATE_COLUMNS = 12
 MOST_ROUNDS = 400  # shown one by one
 MERGED_ROUNDS = 200  # lines, where there are more
 _SAMPLE_ROUNDS = 8
+_BY_CLIENT = ("reply_counts", "reply_weights", "present")
+_BY_STEP = ("unknown_rows", "rates", "untold")
 Cutter = Callable[[Sequence[str]], Mapping[str, Cells]]  # how columns of clients are cut
 
 
@@ -128,6 +130,42 @@ class LedgerFacts(Observer):
             found = calibration_sums(prob, passed, np.ones(len(prob)))
             before = self.sums.get(step.name)
             self.sums[step.name] = found if before is None else added(before, found)
+
+    def state(self) -> dict[str, Any]:
+        """Return all sums and counts, and how they were counted."""
+        return {
+            "counted": self._counted(),
+            **{name: getattr(self, name).copy() for name in _BY_CLIENT},
+            "present_in": self.present_in,
+            "tallies": [tally.state() for tally in self.tallies],
+            "rounds": [astuple(one) for one in self.rounds],
+            "sums": {name: list(sums) for name, sums in self.sums.items()},
+            "labels": dict(self.labels),
+            **{name: dict(getattr(self, name)) for name in _BY_STEP},
+            "weights": np.concatenate([np.empty(0), *self.weights]),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved sums and counts back; ``ValueError`` if other columns or cells were counted."""
+        if state["counted"] != self._counted():
+            raise ValueError("reply rates are counted by other columns, levels or ranges")
+        for name in _BY_CLIENT:
+            setattr(self, name, state[name].copy())
+        self.present_in = int(state["present_in"])
+        for tally, saved in zip(self.tallies, state["tallies"], strict=True):
+            tally.restore(saved)
+        names = [one.name for one in fields(RoundFacts)]
+        self.rounds = [RoundFacts(**dict(zip(names, one, strict=True))) for one in state["rounds"]]
+        self.sums = {name: CalibrationSums(*sums) for name, sums in state["sums"].items()}
+        self.labels = dict(state["labels"])
+        for name in _BY_STEP:
+            setattr(self, name, Counter(state[name]))
+        self.weights = [state["weights"]]
+
+    def _counted(self) -> list[Any]:
+        """Return what is counted, and how, as plain values."""
+        clock = None if self.clock is None else self.clock[0]
+        return [self.past, clock, [tally.counted for tally in self.tallies]]
 
     def silent(self) -> tuple[SilentGroup, ...]:
         """Return the groups of clients that never replied, the largest first."""

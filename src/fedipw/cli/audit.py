@@ -15,6 +15,7 @@ from fedipw.cli.options import (
     Cluster,
     PopulationOptions,
     Scheduler,
+    State,
     Strict,
     Threshold,
     WeightOptions,
@@ -23,6 +24,7 @@ from fedipw.cli.options import (
     check_strict,
     claim,
     coded_stage,
+    going_on,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
@@ -74,6 +76,7 @@ def audit(
         bool | None, Option(help="Whether a server chooses whom to invite.")
     ] = None,
     strict: Strict = None,
+    state: State = None,
     scheduler: Scheduler = None,
     as_json: Annotated[
         Path | None, Option("--json", help="File for the same numbers as JSON.")
@@ -132,6 +135,10 @@ def audit(
         raise InputError(f"--min-cell must be 1 or more, not {min_cell}.")
     if metrics is not None and rounds is None:
         raise InputError("--metrics goes with --rounds: a metric belongs to replies.")
+    if state is not None:
+        if rounds is None:
+            raise InputError("--state goes with --rounds: it holds what was learnt from them.")
+        check_inputs_kept(state, rounds, *given.paths, metrics)
     settings, metric = asked.settings(client=ctx.with_resource(scheduled(scheduler))), None
     ledger = None if rounds is None else given.ledger(rounds)
     if metrics is not None:
@@ -142,7 +149,7 @@ def audit(
     with bar("rounds") as step:
         found = audit_facts(
             stage, ledger, plan, threshold=threshold, min_cell=min_cell, title=title,
-            metric=metric, observers=[record], progress=step,
+            metric=metric, observers=[record], progress=step, saved=going_on(state, "audit"),
         )  # fmt: skip
     least = _smallest_enrollment(found)
     check_strict(strict, least, record.smallest_participation)

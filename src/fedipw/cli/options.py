@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.population import Population
     from fedipw.tables.table import Table
+    from fedipw.weighting.resume import SavedRun
     from fedipw.weighting.settings import Settings
 
 
@@ -52,6 +53,13 @@ Separator = Annotated[
     Option(help="Of .csv and .tsv files, such as ';'; by default the one of their header."),
 ]
 Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
+State = Annotated[
+    Path | None,
+    Option(
+        help="Directory of what earlier runs have learnt: of a ledger that grew, only new rounds "
+        "are read. Saved to at the end."
+    ),
+]
 Scheduler = Annotated[str | None, Option(help="Dask scheduler for the fits, tcp://host:port.")]
 Cluster = Annotated[
     str | None,
@@ -393,6 +401,15 @@ def coded_stage(
         return settings.stage(population, later=later)
     with bar("population rows") as step:
         return settings.stage(population, later=later, progress=step)
+
+
+def going_on(state: Path | None, job: str) -> SavedRun | None:
+    """Return what earlier runs of a job have learnt, held until the command ends; none if none."""
+    if state is None:
+        return None
+    from fedipw.weighting.resume import saved_run
+
+    return _running[-1].with_resource(saved_run(state, job))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from fedipw.cli.options import (
     PopulationOptions,
     Rounds,
     Scheduler,
+    State,
     Strict,
     Threshold,
     WeightOptions,
@@ -27,6 +28,7 @@ from fedipw.cli.options import (
     check_strict,
     claim,
     coded_stage,
+    going_on,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
@@ -36,6 +38,7 @@ from fedipw.errors import InputError
 if TYPE_CHECKING:
     from fedipw.selection.overlap import Overlap
     from fedipw.weighting.replay import Record
+    from fedipw.weighting.resume import SavedRun
 
 
 _SMALL_P = 1e-4  # below which a p-value is shown as smaller than it
@@ -53,6 +56,7 @@ def weights(
         bool,
         Option("--models-table", help="Show coefficients: odds ratios, 95% intervals, p-values."),
     ] = False,
+    state: State = None,
     scheduler: Scheduler = None,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -71,7 +75,8 @@ def weights(
     if save_models is not None and save_models.exists() and not save_models.is_dir():
         raise InputError(f"{save_models} is no directory.")
     who = given.read()
-    check_inputs_kept(out, rounds, *given.paths)
+    for place in (out, *([] if state is None else [state])):
+        check_inputs_kept(place, rounds, *given.paths)
     check_probabilities(strict=strict, threshold=threshold)
     if save_models is not None and asked.fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
@@ -83,9 +88,9 @@ def weights(
         if save_models is not None:
             settings.check_saved()
         plan = settings.plan(who)
-        stage = coded_stage(settings, who, ledger)
-        with bar("rounds") as step, _parts(out) as write:
-            replay = Replay(stage, ledger, plan, progress=step)
+        stage, saved = coded_stage(settings, who, ledger), going_on(state, "weights")
+        with bar("rounds") as step, _parts(out, saved) as write:
+            replay = Replay(stage, ledger, plan, progress=step, saved=saved)
             for table in replay:
                 write(table)
             record = replay.record
@@ -107,8 +112,11 @@ def weights(
 
 
 @contextmanager
-def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that takes tables; they become one file at the end, or none."""
+def _parts(out: Path, saved: SavedRun | None) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that takes tables; they become one file at the end, or none.
+
+    Those of earlier runs come first, where there is a saved state: it keeps the tables then.
+    """
     import polars as pl
 
     from fedipw.storage.atomic import scratch_directory, unwritable
@@ -119,6 +127,9 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
 
         def write(table: pl.DataFrame) -> None:
             check_results(table, out)
+            if saved is not None:
+                saved.keep(table)
+                return
             made.append(directory / f"{len(made):06d}.parquet")
             try:
                 table.write_parquet(made[-1])
@@ -126,6 +137,7 @@ def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
                 raise unwritable(out, error) from error
 
         yield write
+        made = made if saved is None else saved.tables
         if not made:
             raise InputError("No round has a reply that can be weighed: there is nothing to write.")
         write_table(pl.scan_parquet(made, glob=False), out)

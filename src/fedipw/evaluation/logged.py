@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import polars as pl
@@ -125,6 +126,14 @@ class Metrics:
     def of(self, index: int) -> pl.DataFrame | None:
         """Return the rows of a round, none if it has none."""
         return self._by_round.get(index)
+
+    def digest(self, last: int) -> str:
+        """Return a digest of the rows of rounds up to ``last``."""
+        found = hashlib.sha256()
+        for index in self.rounds:
+            if index <= last:
+                found.update(self._by_round[index].hash_rows(seed=1).to_numpy().tobytes())
+        return found.hexdigest()
 
     def against(self, other: Metrics) -> Metrics:
         """Return the differences to another model's metrics on the same clients and rounds."""
@@ -291,6 +300,7 @@ class MetricCollector(Observer):
         self._where = str(ledger.directory)
         self._rounds: list[_Reported] = []
         self._rows: list[int] = []  # of each step so far
+        self._last = 0  # round that was learnt
 
     def learnt(self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray]) -> None:
         """Take one closed round, and which rows of it each step is fitted on."""
@@ -301,10 +311,32 @@ class MetricCollector(Observer):
                 "members are not enrolled then. A metric is evaluated over rounds with the same "
                 "enrollment: give a ledger and a table of such rounds."
             )
-        before = self._rows or [0] * len(taken)
+        before, self._last = self._rows or [0] * len(taken), round_.index
         self._rows = [n + int(flags.sum()) for n, flags in zip(before, taken, strict=True)]
         if self._metrics.of(round_.index) is not None:
             self._rounds.append(self._reported(round_, table, taken, before))
+
+    def state(self) -> dict[str, Any]:
+        """Return the replies so far, with a digest of the metrics they had."""
+        return {
+            "last": self._last,
+            "metrics": self._metrics.digest(self._last),
+            "rows": list(self._rows),
+            "rounds": [
+                {one.name: getattr(found, one.name) for one in fields(_Reported)}
+                for found in self._rounds
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved replies back; ``ValueError`` if their metrics have changed since."""
+        last = int(state["last"])
+        if state["metrics"] != self._metrics.digest(last):
+            raise ValueError("metrics of earlier rounds have changed")
+        self._rounds = [
+            _Reported(**{**saved, "places": tuple(saved["places"])}) for saved in state["rounds"]
+        ]
+        self._rows, self._last = [int(rows) for rows in state["rows"]], last
 
     def _reported(
         self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray], before: Sequence[int]

@@ -156,6 +156,10 @@ class EnrollmentStage(ABC):
         """What is said where clients are left out for missing values; empty if none is."""
         return ""
 
+    def basis(self) -> dict[str, Any]:
+        """Return plain values that differ once anything has changed that fits depend on."""
+        return self.population.stamp()
+
     def state(self) -> dict[str, Any]:
         """Return what the next fit starts from, where clients join and leave."""
         return {}
@@ -379,6 +383,15 @@ class TableEnrollment(EnrollmentStage):
             self._last = replace(found, note=self._note)
         self._present = present.copy()
         return self._last
+
+    def basis(self) -> dict[str, Any]:
+        """Return what the population, the fits and a saved model are."""
+        settings = self.coded.settings
+        return {
+            **super().basis(),
+            "settings": repr(replace(settings, client=None, scratch=None)),
+            "model": None if self.model is None else self.model.to_json(),
+        }
 
     def state(self) -> dict[str, Any]:
         """Return the last fit, from which the next one starts."""

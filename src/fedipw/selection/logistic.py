@@ -28,6 +28,9 @@ GRADIENT_TOL = 1e-12  # of the mean log-likelihood, in units of curvature about 
 DECREMENT_TOL = 1e-16  # a Newton step this short is taken and not looked at again
 RANK_TOL = 1e-10  # share of a column's square that columns before it leave unexplained
 _WIDE = 100  # columns up to which a fit is tried with no more rows, and told to separate
+# how a fit was found, for people
+_RECORDED = ("rows", "total_weight", "selected", "log_likelihood", "iterations", "passes",
+             "gradient_norm")  # fmt: skip
 SUSPECT = 15.0  # |log odds| beyond which separation is looked for
 
 
@@ -117,20 +120,23 @@ class LogisticFit:
         return {
             "coefficients": self.coefficients, "intercept": self.intercept, "l2": self.l2,
             "information": self.information, "constant": list(self.constant),
-            "collinear": list(self.collinear),
+            "collinear": list(self.collinear), "status": self.status.value,
+            **{name: getattr(self, name) for name in _RECORDED},
         }  # fmt: skip
 
     @classmethod
     def restored(
         cls, names: tuple[str, ...], frame: Frame, state: Mapping[str, Any]
     ) -> LogisticFit:
-        """Return a fit from its saved state, without the record of how it was found."""
+        """Return a fit from its saved state."""
         information = state["information"]
         return cls(
             names=names, frame=frame, coefficients=np.array(state["coefficients"]),
             intercept=float(state["intercept"]), l2=float(state["l2"]),
             information=None if information is None else np.array(information),
             constant=tuple(state["constant"]), collinear=tuple(state["collinear"]),
+            status=NewtonStatus(state["status"]),
+            **{name: state[name] for name in _RECORDED},
         )  # fmt: skip
 
     def informed_by(self, rows: Partitions) -> LogisticFit:

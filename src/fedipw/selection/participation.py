@@ -662,6 +662,7 @@ class Participation:
         return {
             "rounds": self.rounds,
             "history": self._history.state(),
+            "notes": dict(self.notes),
             "steps": {step.step.name: step.state() for step in self.steps},
         }
 
@@ -673,12 +674,14 @@ class Participation:
             for name, frame in frames.items()
         }
         steps = {s.step.name: {**s.head(), "frame": named[s.step.name]} for s in self.steps}
-        return {"rounds": self.rounds, "history": self._history.state(), "steps": steps}
+        history, notes = self._history.state(), dict(self.notes)
+        return {"rounds": self.rounds, "history": history, "notes": notes, "steps": steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back."""
         self.rounds, self._open = int(state["rounds"]), None
         self._history.restore(state["history"])
+        self.notes = Counter(state["notes"])
         for step in self.steps:
             step.restore(state["steps"][step.step.name])
 
@@ -1050,6 +1053,8 @@ class StepLearner:
             "fitted": None if fit is None else [self.fitted_from, self.fitted_on],
             "fitted_sums": {"rows": self.fitted_sums[0], "columns": self.fitted_sums[1]},
             "fit": fit.state() if isinstance(fit, LogisticFit) else None,
+            "fits": self.fits,
+            "passes": self.passes,
         }
 
     def state(self) -> dict[str, Any]:
@@ -1064,6 +1069,10 @@ class StepLearner:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back; a classifier is fitted again on the rows it was fitted on."""
+        self._restore_fit(state)
+        self.fits, self.passes = int(state["fits"]), int(state["passes"])
+
+    def _restore_fit(self, state: Mapping[str, Any]) -> None:
         self.store.restore(state["store"])
         self._totals = [(int(n), int(s)) for n, s in state["totals"]]
         self._sums, self.gone = list(np.array(state["sums"])), int(state["gone"])

@@ -192,6 +192,21 @@ class Population:
         first = self.clients.collect(self.clients.scan().head(5))
         return paragraphs(repr(self)) + first._repr_html_()
 
+    def stamp(self) -> dict[str, Any]:
+        """Return plain values that differ once what is known of the population has changed."""
+        targets, sample = self.targets, self.sample
+        named = None
+        if targets is not None:
+            se = None if targets.se is None else targets.se.tolist()
+            named = [targets.names, targets.values.tolist(), se, targets.decimals, targets.notes]
+        return {
+            "clients": self.clients.stamp(),
+            "base": self.base,
+            "size": None if self.lists_everyone else self.size,
+            "targets": named,
+            "sample": None if sample is None else [sample.table.stamp(), sample.weight],
+        }
+
     @property
     def lists_everyone(self) -> bool:
         """Whether every client of the population has a row, enrolled or not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import os
 import re
@@ -169,6 +170,19 @@ class Table:
             with reading(part.where):
                 out.append(int(part.query.select(pl.len()).collect().item()))
         return tuple(out)
+
+    def stamp(self) -> list[Any]:
+        """Return plain values that differ once the table has changed.
+
+        Names, sizes and times of its files; a digest of a frame's columns and rows.
+        """
+        if self.path is not None:
+            found = [(part.where, os.stat(part.where)) for part in self.parts]
+            return [[Path(w).name, s.st_size, s.st_mtime_ns] for w, s in found]
+        frame = self.collect()
+        digest = hashlib.sha256(str(list(frame.schema.items())).encode())
+        digest.update(frame.hash_rows(seed=1).to_numpy().tobytes())
+        return [digest.hexdigest()]
 
     def require(self, names: Sequence[str]) -> None:
         """Raise if a column is missing."""

@@ -21,7 +21,7 @@ from fedipw.tables.ledger import Round
 from fedipw.weighting.functions import effective_sample_size
 from fedipw.weighting.pipeline import Method, Probabilities
 from fedipw.weighting.sources import CollapsedParticipation
-from fedipw.weighting.weigher import StagedEnrollment, Weigher
+from fedipw.weighting.weigher import Imbalance, StagedEnrollment, Weigher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.participation import StepRows
     from fedipw.selection.saved import StageModel
+    from fedipw.selection.steps import Step
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.population import Members
     from fedipw.weighting.pipeline import Weighing
+    from fedipw.weighting.resume import SavedRun
     from fedipw.weighting.sources import ParticipationSource
-    from fedipw.weighting.weigher import Imbalance, RoundWeights
+    from fedipw.weighting.weigher import RoundWeights
 
 Progress = Callable[[int, int], None]
 
@@ -79,6 +81,18 @@ class Observer:
 
     def learnt(self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray]) -> None:
         """Take which rows of a closed round each step is fitted on, (n,) each."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``restore`` needs to go on after the rounds so far; only between rounds."""
+        raise InputError(f"{type(self).__name__} cannot go on from a saved state: use none.")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back; ``ValueError`` if it was counted in another way.
+
+        Enrollment as it was then is received before, by ``enrolled``.
+        """
+        del state
+        raise InputError(f"{type(self).__name__} cannot go on from a saved state: use none.")
 
 
 @final
@@ -170,6 +184,29 @@ class Record(Observer):
         """Rounds whose participation probabilities are one rate for all, by no model."""
         return sum(n for source, n in self.sources.items() if Source(source).is_rate)
 
+    def state(self) -> dict[str, Any]:
+        """Return all counts; the models are the weigher's and the learner's."""
+        left = self.imbalance
+        return {
+            **{name: getattr(self, name) for name in _COUNTED},
+            "sources": dict(self.sources),
+            "notes": dict(self.notes),
+            "skipped": {str(index): why for index, why in self.skipped.items()},
+            "imbalance": None if left is None else [left.enrolled, left.respondents],
+            **{name: np.array(getattr(self, name), dtype=np.float64) for name in _BY_ROUND},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put saved counts back."""
+        for name in _COUNTED:
+            setattr(self, name, state[name])
+        for name in _BY_ROUND:
+            setattr(self, name, state[name].tolist())
+        self.sources, self.notes = Counter(state["sources"]), Counter(state["notes"])
+        self.skipped = {int(index): why for index, why in state["skipped"].items()}
+        left = state["imbalance"]
+        self.imbalance = None if left is None else Imbalance(*left)
+
     def add_fits(self, learner: Participation) -> None:
         """Count the fits of a learner."""
         self.refits += sum(step.fits for step in learner.steps)
@@ -200,6 +237,13 @@ class Record(Observer):
             if left is None
             else {"enrolled": _number(left.enrolled), "respondents": _number(left.respondents)},
         }
+
+
+# of a record: what is plain, and what has a number a round
+_COUNTED = ("rounds", "replies", "weighed_replies", "negative", "trimmed", "few_effective",
+            "smallest_participation", "smallest_inclusion", "refits", "passes", "left_out",
+            "rows_left_out", "enrolled_effective", "enrollments")  # fmt: skip
+_BY_ROUND = ("effective", "totals")
 
 
 def _number(value: float) -> float | None:
@@ -233,7 +277,7 @@ class RoundRun:
         self, weigher: Weigher, method: str, record: Record, observers: Sequence[Observer] = ()
     ) -> None:
         self.weigher, self.method, self.record = weigher, method, record
-        self._observers = (record, *observers)
+        self.observers = (record, *observers)
         self._round: Round | None = None
 
     @property
@@ -248,7 +292,7 @@ class RoundRun:
         self._round = round_
         self.record.rounds += 1
         if self.weigher.enrollments > before:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.enrolled(self.weighing)
 
     def weigh(self, replied: BoolArray, reliance: float = 1.0) -> RoundWeights | None:
@@ -267,15 +311,15 @@ class RoundRun:
         opened = self._round
         assert opened is not None
         steps: Sequence[StepRows] = ()
-        if len(opened.rows) and any(observer.wants_steps for observer in self._observers):
+        if len(opened.rows) and any(observer.wants_steps for observer in self.observers):
             steps = self.weigher.participation.step_rows(replied)
-        for observer in self._observers:
+        for observer in self.observers:
             observer.weighed(steps, found)
         taken = self.weigher.close(replied)
         self.record.replies += int(replied.sum())
         self.record.left_out = self.weigher.left_out
         if table is not None and taken:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.learnt(opened, table, taken)
 
     def table(self, found: RoundWeights, members: Members) -> pl.DataFrame:
@@ -317,6 +361,8 @@ class Replay:
         Receive every round beside the weights.
     progress
         Receives rounds done and rounds in all.
+    saved
+        Where to go on from and what to save to: of the rounds done before, no table is yielded.
     """
 
     def __init__(
@@ -327,40 +373,22 @@ class Replay:
         *,
         observers: Sequence[Observer] = (),
         progress: Progress | None = None,
+        saved: SavedRun | None = None,
     ) -> None:
         stage.require(plan.method.needs)
+        if saved is not None:
+            saved.bind(stage, ledger, plan)
         self.stage, self.ledger, self.plan = stage, ledger, plan
-        self._observers, self._progress = tuple(observers), progress
+        self._observers, self._progress, self._saved = tuple(observers), progress, saved
         self._done, self._todo = 0, len(ledger.require_rounds())
         self.learner: Participation | None = None  # that has seen all rounds, once they are read
         self.record = Record(population=stage.narrowed)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         """Yield the table of each round with replies."""
-        plan, record = self.plan, self.record
-        clients, places = self.stage.members, None
-        if plan.collapsed:
-            clients, places = CollapsedParticipation.everyone(self.stage.population)
-        steps = participation_steps(
-            self.ledger, clients, plan.formulas, plan.models, in_one=plan.collapsed
-        )
-        models, certain = plan.models, frozenset[str]()
-        if plan.settings.window is Window.POOLED and models is None:
-            self._todo *= 2
-            learner = Participation(clients, steps, plan.settings, scratch=plan.scratch)
-            self._learn(_source(learner, places))
-            self.learner, models = learner, learner.pooled(certain=True)
-            certain = frozenset(step.name for step in steps) - set(models)
-            record.add_fits(self.learner)
-        learner = Participation(
-            clients, steps, plan.settings, models=models, certain=certain, scratch=plan.scratch
-        )
-        weigher = Weigher(
-            StagedEnrollment(self.stage, plan.method, examples=plan.examples),
-            _source(learner, places), {plan.method.name: plan.method},
-        )  # fmt: skip
-        run = RoundRun(weigher, plan.method.name, record, self._observers)
-        for round_, table in self._rounds():
+        plan, record, saved = self.plan, self.record, self._saved
+        run, learner = self._begun()
+        for round_, table in self._rounds(learner.rounds):
             for observer in self._observers:
                 observer.read(round_, table)
             replied = table[REPLIED].to_numpy()
@@ -370,12 +398,57 @@ class Replay:
             self._count()
             if found is not None:
                 yield run.table(found, self.stage.members)
+            if saved is not None and saved.due:
+                saved.save(run, learner)
+        if saved is not None:
+            saved.save(run, learner, ended=True)
         record.add_fits(learner)
         record.participation = learner.fitted()
         if not plan.settings.soft:
             learner.require_models()  # what a later round has mended is no failure
         if not learner.models:
             self.learner = learner
+
+    def _begun(self) -> tuple[RoundRun, Participation]:
+        """Return the run and its learner, after the rounds of a saved state where there is one."""
+        plan, saved = self.plan, self._saved
+        clients, places = self.stage.members, None
+        if plan.collapsed:
+            clients, places = CollapsedParticipation.everyone(self.stage.population)
+
+        def bound() -> tuple[Step, ...]:
+            return participation_steps(
+                self.ledger, clients, plan.formulas, plan.models, in_one=plan.collapsed
+            )
+
+        known = None if saved is None else saved.steps(clients, bound)
+        if saved is not None and known is not None:
+            run, learner = self._run(known, clients, places)
+            if saved.restored(run, learner):
+                self._done = learner.rounds
+                return run, learner
+        return self._run(bound(), clients, places)
+
+    def _run(
+        self, steps: tuple[Step, ...], clients: Members, places: IntArray | None
+    ) -> tuple[RoundRun, Participation]:
+        """Return a run before its first round; where the fit is pooled, all rounds are read."""
+        plan, models, certain = self.plan, self.plan.models, frozenset[str]()
+        if plan.settings.window is Window.POOLED and models is None:
+            self._todo *= 2
+            learner = Participation(clients, steps, plan.settings, scratch=plan.scratch)
+            self._learn(_source(learner, places))
+            self.learner, models = learner, learner.pooled(certain=True)
+            certain = frozenset(step.name for step in steps) - set(models)
+            self.record.add_fits(self.learner)
+        learner = Participation(
+            clients, steps, plan.settings, models=models, certain=certain, scratch=plan.scratch
+        )
+        weigher = Weigher(
+            StagedEnrollment(self.stage, plan.method, examples=plan.examples),
+            _source(learner, places), {plan.method.name: plan.method},
+        )  # fmt: skip
+        return RoundRun(weigher, plan.method.name, self.record, self._observers), learner
 
     def learn(self) -> Participation:
         """Read the ledger once and return a learner that has seen all rounds, without weights."""
@@ -395,8 +468,8 @@ class Replay:
                 observer.learnt(round_, table, taken)
             self._count()
 
-    def _rounds(self) -> Iterator[tuple[Round, pl.DataFrame]]:
-        return ledger_rounds(self.ledger, self.stage.members)
+    def _rounds(self, after: int = 0) -> Iterator[tuple[Round, pl.DataFrame]]:
+        return ledger_rounds(self.ledger, self.stage.members, self.ledger.rounds[after:])
 
     def _count(self) -> None:
         self._done += 1

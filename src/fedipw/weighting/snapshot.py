@@ -1,13 +1,15 @@
-"""A snapshot of a live server's learner beside its ledger, so that a restart reads few rounds.
+"""A snapshot of a learner, so that a restart, or a longer ledger, costs few rounds.
 
-A snapshot is two files in ``learner/`` of the ledger's directory. ``rows-*.bin`` holds the coded
+A snapshot is two files: in ``learner/`` of the ledger's directory for a live server, in a directory
+of its own for a replay (:mod:`fedipw.weighting.resume`). ``rows-*.bin`` holds the coded
 rows of each closed round, one after the other; new rounds are added at its end. ``learner.npz`` is
 the rest, small, written anew after each addition, with the length and the digest of the rows that
 belong to it. What a kill leaves beyond that length is not looked at. Where the learner forgets old
 rounds (a rolling window, a decay), the rows begin anew in another file once more than half of them
-are forgotten, so that the snapshot does not grow with the ledger.
+are forgotten, so that the snapshot does not grow with the ledger. Rows are read back round by
+round, never all at once: whether they stay in memory is the row store's decision.
 
-A snapshot is used only if its fingerprint is that of the server that asks: the same designs,
+A snapshot is used only if its fingerprint is that of whoever asks: the same designs,
 formulas, settings, method, clients and versions, and the same files of rounds, by size and time.
 Whatever else is found is left aside, and the ledger is read instead: it alone says what happened.
 """
@@ -22,19 +24,18 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.selection.rowstore import BlockStore
 from fedipw.storage.atomic import unwritable
-from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
+from fedipw.storage.checkpoint import checkpoint_fingerprint, load_checkpoint, save_checkpoint
 from fedipw.tables.columns import ID
 from fedipw.tables.design import Design, Missing
 
 if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.participation import Participation
     from fedipw.selection.steps import Step
@@ -59,13 +60,26 @@ class Snapshot:
     Parameters
     ----------
     ledger, stage, plan
-        Those of the server.
+        Those of the server or the replay.
+    directory
+        Where it lies; ``learner/`` of the ledger's directory by default.
+    basis
+        What else the state depends on, as plain values.
     """
 
-    def __init__(self, ledger: Ledger, stage: EnrollmentStage, plan: Plan) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        stage: EnrollmentStage,
+        plan: Plan,
+        *,
+        directory: Path | None = None,
+        basis: Mapping[str, Any] | None = None,
+    ) -> None:
         self._ledger, self._stage, self._plan = ledger, stage, plan
-        self.directory = ledger.directory / _FOLDER
-        self._settings = _settings(stage, plan)
+        self.directory = ledger.directory / _FOLDER if directory is None else directory
+        self._settings = _settings(stage, plan, basis or {})
+        self._loaded: dict[str, Any] | None = None  # the head, once it is read
         self._rows: Path | None = None  # the file that this one adds to
         self._length, self._saved = 0, 0  # of that file, and rounds up to its end
         self._first, self._base = 0, dict[str, Any]()  # rounds before its first, and their sums
@@ -82,41 +96,65 @@ class Snapshot:
         head = self._head()
         return None if head is None else _designs(head)
 
+    def more(self) -> dict[str, Any]:
+        """Return what was saved beside the learner; empty if there is no snapshot."""
+        head = self._head()
+        return {} if head is None else head["more"]
+
+    def checked(self) -> int:
+        """Return the rounds in it, 0 without a snapshot; raise if their files have changed."""
+        head = self._head()
+        if head is None:
+            return 0
+        self._stamps(head)
+        return int(head["rounds"])
+
+    def _stamps(self, head: Mapping[str, Any]) -> Any:
+        """Return the digest of the files of the rounds, or raise if it is another now."""
+        closed = range(int(head["rounds"]))
+        files = hashlib.sha256(b"".join(_stamp(self._ledger, k) for k in closed))
+        if files.hexdigest() != head["files"]:
+            raise SnapshotUnusedError("the ledger's files have changed since")
+        return files
+
     def restore(self, weigher: Weigher, learner: Participation) -> tuple[int, dict[str, int]]:
         """Put the state back into a new learner; return its rounds and the notes so far."""
         head = self._head()
         if head is None:
             raise SnapshotUnusedError("there is none")
-        rounds = int(head["rounds"])
-        length = int(head["length"])
-        try:  # all lies at multiples of 8 bytes
-            words = np.fromfile(self.directory / str(head["rows"]), count=length // 8)
-        except OSError as error:
-            raise SnapshotUnusedError(f"its rows cannot be read: {error.strerror}") from error
-        if words.nbytes != length:
-            raise SnapshotUnusedError("its rows are cut off")
-        digest = hashlib.sha256(words.data)
-        if digest.hexdigest() != head["digest"]:
-            raise SnapshotUnusedError("its rows are damaged")
-        files = hashlib.sha256(b"".join(_stamp(self._ledger, k) for k in range(1, rounds + 1)))
-        if files.hexdigest() != head["files"]:
-            raise SnapshotUnusedError("the ledger's files have changed since")
+        rounds, first, length = int(head["rounds"]), int(head["first"]), int(head["length"])
+        files = self._stamps(head)
         state = dict(head["learner"])
         widths = (
             {} if learner.models else {s.step.name: len(s.step.design.terms) for s in learner.steps}
         )
-        first = int(head["first"])
-        state["steps"] = _steps(state["steps"], words, range(first, rounds), widths, head["base"])
-        learner.restore(state)
+        try:
+            with (self.directory / str(head["rows"])).open("rb") as opened:
+                rows = _SavedRows(opened, range(first, rounds), widths, head["base"], length)
+                if rows.digest.hexdigest() != head["digest"]:
+                    raise SnapshotUnusedError("its rows are damaged")
+                state["steps"] = {
+                    name: rows.state(name, step) for name, step in state["steps"].items()
+                }
+                learner.restore(state)
+        except OSError as error:
+            raise SnapshotUnusedError(f"its rows cannot be read: {error.strerror}") from error
         weigher.restore_learnt(head["learnt"])
         self._stage.restore(head["stage"])
         self._rows, self._length = self.directory / str(head["rows"]), length
-        self._saved, self._digest, self._files = rounds, digest, files
+        self._saved, self._digest, self._files = rounds, rows.digest, files
         self._first, self._base, self._stamped = first, head["base"], rounds
         return rounds, {str(note): int(count) for note, count in head["notes"].items()}
 
-    def save(self, weigher: Weigher, learner: Participation, notes: Mapping[str, int]) -> None:
-        """Add the rounds closed since the last time, then write the rest anew."""
+    def save(
+        self,
+        weigher: Weigher,
+        learner: Participation,
+        notes: Mapping[str, int],
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add the rounds closed since the last time, then write the rest anew, ``more`` with it."""
+        self._loaded = None
         try:
             self.directory.mkdir(exist_ok=True)
             gone = learner.forgotten
@@ -131,7 +169,7 @@ class Snapshot:
             "first": self._first, "base": self._base,
             "digest": self._digest.hexdigest(), "files": self._files.hexdigest(),
             "learner": learner.head(), "learnt": weigher.learnt_state(),
-            "stage": self._stage.state(), "notes": dict(notes),
+            "stage": self._stage.state(), "notes": dict(notes), "more": dict(more or {}),
             "designs": json.dumps({s.step.name: s.step.design.to_json() for s in learner.steps}),
         }  # fmt: skip
         save_checkpoint(self.directory, head, self._settings, name=_HEAD)
@@ -154,7 +192,7 @@ class Snapshot:
 
     def _add(self, learner: Participation, rows: Path) -> None:
         """Write the rows of the new rounds at the end of the file, and bring them onto the disk."""
-        stamps = b"".join(_stamp(self._ledger, k + 1) for k in range(self._stamped, learner.rounds))
+        stamps = b"".join(_stamp(self._ledger, k) for k in range(self._stamped, learner.rounds))
         descriptor = os.open(rows, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.truncate(self._length)
@@ -171,10 +209,28 @@ class Snapshot:
 
     def _head(self) -> dict[str, Any] | None:
         try:
-            return load_checkpoint(self.directory, self._settings, name=_HEAD, remedy="")
+            if self._loaded is None:
+                self._loaded = load_checkpoint(
+                    self.directory, self._settings, name=_HEAD, remedy=""
+                )
+            return self._loaded
         except InputError as error:
-            why = "it is damaged" if "damaged" in str(error) else "it is of another server or plan"
-            raise SnapshotUnusedError(why) from error
+            raise SnapshotUnusedError(self._why(str(error))) from error
+
+    def _why(self, error: str) -> str:
+        """Return why the head cannot be used: damage, or what differs from what it was made of."""
+        if "damaged" in error:
+            return "it is damaged"
+        why, written = "it is of another server or plan", checkpoint_fingerprint(self._path)
+        with suppress(ValueError, TypeError, AttributeError):
+            then, now = json.loads(written or ""), json.loads(self._settings)
+            other = [name for name in now if then.get(name) != now[name]]
+            why += f" (changed: {', '.join(other)})" if other else ""
+        return why
+
+    @property
+    def _path(self) -> Path:
+        return self.directory / _HEAD
 
 
 def can_be_saved(steps: tuple[Step, ...]) -> bool:
@@ -182,7 +238,7 @@ def can_be_saved(steps: tuple[Step, ...]) -> bool:
     return not any(s.design.missing is Missing.INDICATOR and s.design.fills for s in steps)
 
 
-def _settings(stage: EnrollmentStage, plan: Plan) -> str:
+def _settings(stage: EnrollmentStage, plan: Plan, basis: Mapping[str, Any]) -> str:
     """Return the fingerprint of what a learner's state depends on besides the rounds."""
     models = {} if plan.models is None else {n: m.to_json() for n, m in plan.models.items()}
     told = {
@@ -193,8 +249,14 @@ def _settings(stage: EnrollmentStage, plan: Plan) -> str:
         "enrollment": [type(stage).__name__, stage.formula, str(stage.size)],
         "members": _members(stage.members),
         "versions": {name: version(name) for name in _PACKAGES},
+        **basis,
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    return json.dumps({name: _short_digest(part) for name, part in told.items()})
+
+
+def _short_digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _members(members: Members) -> str:
@@ -209,8 +271,9 @@ def _members(members: Members) -> str:
     return found.hexdigest()
 
 
-def _stamp(ledger: Ledger, index: int) -> bytes:
-    """Return number, size and time of a round's file."""
+def _stamp(ledger: Ledger, k: int) -> bytes:
+    """Return number, size and time of the file of a ledger's k-th round, counted from 0."""
+    index = ledger.since + k
     try:
         found = os.stat(f"{ledger.directory}/round-{index:06d}.parquet")  # a Path takes longer
     except OSError as error:
@@ -230,53 +293,109 @@ def _record(learner: Participation, k: int) -> Iterator[bytes]:
         yield _padded(clients.astype(np.int32))
 
 
-def _steps(
-    heads: Mapping[str, Any],
-    words: FloatArray,
-    rounds: range,
-    widths: Mapping[str, int],
-    base: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the states of the steps, with their rows as views of what the file held.
+@final
+class _SavedRows:
+    """The rows in a file of rounds: read once for their digest, then each as it is asked for.
 
-    ``rounds``, counted from 0, are those in the file; ``base`` has the sums of those before.
+    Parameters
+    ----------
+    opened
+        The file.
+    rounds
+        Those in it, counted from 0.
+    widths
+        Number of columns of each step.
+    base
+        Sums of the rounds before the first, by step.
+    length
+        Bytes of the file that belong to the snapshot.
     """
-    counts, small, places = words.view(np.int64), words.view(np.int8), words.view(np.int32)
-    stores: dict[str, dict[str, Any]] = {name: {} for name in widths}
-    totals: dict[str, list[tuple[int, int]]] = {
-        name: [(int(base[name]["totals"][0]), int(base[name]["totals"][1]))] for name in widths
-    }
-    sums = {name: [np.array(base[name]["sums"])] for name in widths}
-    at = 0
-    for k in map(str, rounds):
-        for name, width in widths.items():
-            rows = counts.item(at)
-            columns = at + 1 + width
-            labels = columns + width * rows
-            clients = labels + -(-rows // 8)
-            sums[name].append(words[at + 1 : columns])
-            mine = small[8 * labels : 8 * labels + rows]
-            stores[name][k] = {
-                "columns": words[columns:labels].reshape(width, rows),
-                "labels": mine,
-                "clients": places[2 * clients : 2 * clients + rows],
-            }
-            count, done = totals[name][-1]
-            totals[name].append((count + rows, done + int(np.count_nonzero(mine))))
-            at = clients + -(-rows // 2)
-    if at != len(words):
-        raise SnapshotUnusedError("its rows are of another length")
-    return {
-        name: {
-            **head,
-            "store": {"rounds": stores.get(name, {}), "frame": head["frame"], "gone": rounds.start},
-            "gone": rounds.start,
-            "totals": totals.get(name, [(0, 0)]),
-            # with saved models no rows are kept
-            "sums": sums.get(name) or [np.array(head["fitted_sums"]["columns"])],
+
+    def __init__(
+        self,
+        opened: BinaryIO,
+        rounds: range,
+        widths: Mapping[str, int],
+        base: Mapping[str, Any],
+        length: int,
+    ) -> None:
+        self._file, self._rounds, self._widths, self._left = opened, rounds, widths, length
+        self.digest = hashlib.sha256()
+        self._places: dict[str, list[tuple[int, int]]] = {name: [] for name in widths}
+        self._totals = {
+            name: [(int(base[name]["totals"][0]), int(base[name]["totals"][1]))] for name in widths
         }
-        for name, head in heads.items()
-    }
+        self._sums = {name: [np.array(base[name]["sums"])] for name in widths}
+        for _ in rounds:
+            for name, width in widths.items():
+                self._pass(name, width)
+        if self._left:
+            raise SnapshotUnusedError("its rows are of another length")
+
+    def _pass(self, name: str, width: int) -> None:
+        """Take the next record: where it is, its sums and how many passed."""
+        rows = int(self._next(np.int64, 1)[0])
+        if not 0 <= rows <= self._left:
+            raise SnapshotUnusedError("its rows are damaged")
+        self._sums[name].append(self._next(np.float64, width))
+        self._places[name].append((self._file.tell(), rows))
+        self._next(np.float64, width * rows)
+        labels = self._next(np.int8, rows + -rows % 8)[:rows]
+        self._next(np.int32, rows + rows % 2)
+        count, done = self._totals[name][-1]
+        self._totals[name].append((count + rows, done + int(np.count_nonzero(labels))))
+
+    def _next(self, kind: Any, count: int) -> Any:
+        """Return the next numbers of the file."""
+        size = count * np.dtype(kind).itemsize
+        if size > self._left:
+            raise SnapshotUnusedError("its rows are damaged")
+        found = np.fromfile(self._file, dtype=kind, count=count)
+        if len(found) != count:
+            raise SnapshotUnusedError("its rows are cut off")
+        self.digest.update(found.data)
+        self._left -= size
+        return found
+
+    def at(self, name: str, k: int) -> dict[str, Any]:
+        """Return the rows of one round of a step, the ``k``-th in the file."""
+        place, rows = self._places[name][k]
+        width = self._widths[name]
+        self._file.seek(place)
+        columns = np.fromfile(self._file, count=width * rows).reshape(width, rows)
+        labels = np.fromfile(self._file, dtype=np.int8, count=rows + -rows % 8)[:rows]
+        clients = np.fromfile(self._file, dtype=np.int32, count=rows)
+        return {"columns": columns, "labels": labels, "clients": clients}
+
+    def state(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a step, its rows yet to be read."""
+        first = self._rounds.start
+        rounds = _Rounds(self, name, self._rounds) if name in self._widths else {}
+        return {
+            **head,
+            "store": {"rounds": rounds, "frame": head["frame"], "gone": first},
+            "gone": first,
+            "totals": self._totals.get(name, [(0, 0)]),
+            # with saved models no rows are kept
+            "sums": self._sums.get(name) or [np.array(head["fitted_sums"]["columns"])],
+        }
+
+
+@final
+class _Rounds(Mapping[str, Any]):
+    """The rows of a step by round, read when they are asked for."""
+
+    def __init__(self, rows: _SavedRows, name: str, rounds: range) -> None:
+        self._rows, self._name, self._rounds = rows, name, rounds
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        return self._rows.at(self._name, self._rounds.index(int(key)))
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._rounds)
 
 
 def _padded(array: np.ndarray) -> bytes:

@@ -441,6 +441,20 @@ class Weigher:
         """Put back what was learnt, before the first round."""
         self._learnt = {name: OnlineState.of(saved) for name, saved in state.items()}
 
+    def progress(self) -> dict[str, Any]:
+        """Return what ``resume`` needs beside the state of participation; only between rounds."""
+        return {
+            "present": self._present, "enrollments": self.enrollments, "left_out": self.left_out,
+            LEARNT: self.learnt_state(),
+        }  # fmt: skip
+
+    def resume(self, saved: Mapping[str, Any], index: int) -> None:
+        """Go on after round ``index``: enrollment as it was then, and what was counted so far."""
+        self.restore_learnt(saved[LEARNT])
+        if saved["present"] is not None:
+            self._enroll(saved["present"], index)
+        self.enrollments, self.left_out = int(saved["enrollments"]), int(saved["left_out"])
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put a saved state back, before the first round."""
         self.restore_learnt(state.get(LEARNT, {}))
