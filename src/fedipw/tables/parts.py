@@ -1,0 +1,199 @@
+"""Tables in parts: a directory of Parquet files that appears as a whole.
+
+Parts are written under numbers, by one process or by many, in a staging directory beside the place;
+:meth:`Parts.finish` moves them to the place together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, final
+
+import polars as pl
+
+from fedipw.errors import InputError
+from fedipw.numerics.checks import some
+from fedipw.storage.atomic import check_directory, scratch_directory, unwritable
+from fedipw.tables.table import check_results, check_table_path, write_table
+
+PART_ROWS: Final = 1_000_000  # rows of a part that others follow
+_MOST = 10**6  # parts, whose names sort as their numbers do
+_NAME = re.compile(r"^part-([0-9]{6})\.parquet$")
+
+
+def is_in_parts(place: Path) -> bool:
+    """Return whether a table is to be written in parts: a name without a suffix is a directory.
+
+    >>> is_in_parts(Path("out/weights")), is_in_parts(Path("out/weights.parquet"))
+    (True, False)
+    """
+    return not place.suffix
+
+
+def check_output(place: Path) -> None:
+    """Raise if a table, in one file or in parts, cannot be written, before any work is done."""
+    if is_in_parts(place):
+        check_parts_place(place)
+    else:
+        check_table_path(place)
+
+
+def check_parts_place(place: Path) -> None:
+    """Raise if parts cannot go to a directory: one with other files in it is never replaced."""
+    check_directory(place)
+    if place.is_dir():
+        others = [name for name in sorted(os.listdir(place)) if not _NAME.match(name)]
+        if others:
+            raise InputError(
+                f"{place} holds other files than the parts of a table ({some(others)}): it is not "
+                "replaced. Choose another name, or a file with a suffix such as .parquet."
+            )
+
+
+@final
+@dataclass(frozen=True)
+class Parts:
+    """A table that is being written in parts; it travels to other processes.
+
+    :func:`written_parts` makes one. Until it is finished nothing is to be seen at ``place``.
+    """
+
+    place: Path
+    stage: Path
+
+    def write(self, number: int, frame: pl.DataFrame) -> None:
+        """Write the part of a number, counted from 0; one that is there already is replaced.
+
+        Any process that sees the files may call it, in any order, also twice for one part.
+        """
+        if not 0 <= number < _MOST:
+            raise InputError(f"{self.place}: a table has fewer than {_MOST} parts, not {number}.")
+        check_results(frame, self.place)
+        write_table(frame, self.stage / part_name(number), cleaned=False)
+
+    def finish(self) -> None:
+        """Move the parts to their place, where those of an earlier table go; raise if one lacks."""
+        written = sorted(os.listdir(self.stage))
+        expected = [part_name(number) for number in range(len(written))]
+        if not written or written != expected:
+            lacking = sorted(set(expected).difference(written))
+            raise InputError(f"{self.place}: part {some(lacking) or 'part-000000'} is missing.")
+        check_parts_place(self.place)
+        former = self.stage.with_name("former")
+        try:
+            if self.place.exists():
+                self.place.rename(former)
+            try:
+                self.stage.rename(self.place)
+            except OSError:
+                if former.exists():
+                    former.rename(self.place)
+                raise
+        except OSError as error:
+            raise unwritable(self.place, error) from error
+
+
+def part_name(number: int) -> str:
+    """Return the name of a part's file.
+
+    >>> part_name(12)
+    'part-000012.parquet'
+    """
+    return f"part-{number:06d}.parquet"
+
+
+@contextmanager
+def written_parts(place: str | Path) -> Iterator[Parts]:
+    """Yield a table to write in parts; they get to their place at the end, unless an error came.
+
+    A kill at any moment leaves the former table or the new one; between the two renames that
+    replace a former table, neither.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> out = Path(tempfile.mkdtemp()) / "weights"
+    >>> with written_parts(out) as parts:
+    ...     parts.write(1, pl.DataFrame({"unit_id": ["b"], "weight": [0.25]}))
+    ...     parts.write(0, pl.DataFrame({"unit_id": ["a"], "weight": [0.75]}))
+    ...     out.exists()
+    False
+    >>> pl.read_parquet(out)["unit_id"].to_list()
+    ['a', 'b']
+    """
+    where = Path(place)
+    check_parts_place(where)
+    with scratch_directory(where) as beside:
+        stage = beside / "parts"  # with the permissions that a new directory has
+        stage.mkdir()
+        made = Parts(where, stage)
+        yield made
+        made.finish()
+
+
+@contextmanager
+def written_rows(
+    place: str | Path, *, part_rows: int = PART_ROWS
+) -> Iterator[Callable[[pl.DataFrame], None]]:
+    """Yield a function that takes tables, in order; at the end they are one file, or parts.
+
+    Parts have ``part_rows`` rows each, the last one fewer, wherever the tables given end.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> out = Path(tempfile.mkdtemp()) / "weights"
+    >>> with written_rows(out, part_rows=2) as write:
+    ...     for k in range(5):
+    ...         write(pl.DataFrame({"round": [k]}))
+    >>> [pl.read_parquet(path).height for path in sorted(out.iterdir())]
+    [2, 2, 1]
+    """
+    where = Path(place)
+    if is_in_parts(where):
+        with written_parts(where) as parts:
+            rows = _Rows(parts, part_rows)
+            yield rows.add
+            rows.close()
+        return
+    check_table_path(where)
+    with scratch_directory(where) as beside:
+        rows = _Rows(Parts(where, beside), part_rows)
+        yield rows.add
+        rows.close()
+        made = [beside / part_name(number) for number in range(rows.done)]
+        write_table(pl.scan_parquet(made, glob=False), where)
+
+
+@dataclass
+class _Rows:
+    """Rows that come in any lengths and leave in parts of one length."""
+
+    parts: Parts
+    part_rows: int
+    done: int = 0  # parts written
+    _waiting: list[pl.DataFrame] = field(default_factory=list)
+    _height: int = 0  # rows that wait
+
+    def add(self, frame: pl.DataFrame) -> None:
+        self._waiting.append(frame)
+        self._height += frame.height
+        while self._height > self.part_rows:
+            joined = pl.concat(self._waiting)
+            self._write(joined[: self.part_rows])
+            self._waiting = [joined[self.part_rows :]]
+            self._height -= self.part_rows
+
+    def close(self) -> None:
+        if not self._waiting:
+            raise InputError(f"There are no rows to write to {self.parts.place}.")
+        self._write(pl.concat(self._waiting))
+
+    def _write(self, frame: pl.DataFrame) -> None:
+        self.parts.write(self.done, frame)
+        self.done += 1
