@@ -243,11 +243,11 @@ def weigh(
     >>> fedipw.weigh(devices, rounds, enrollment="age", participation="age").table.columns[-1]
     'weight'
     """
-    from fedipw.weighting.replay import Replay  # noqa: PLC0415
+    from fedipw.weighting.spread import replay_of  # noqa: PLC0415
 
     stage, ledger, plan = _job(population, rounds, settings, id)
     with shown_progress("rounds", progress) as step, _going_on(state, "weights") as saved:
-        replay = Replay(stage, ledger, plan, progress=step, saved=saved)
+        replay = replay_of(stage, ledger, plan, progress=step, saved=saved)
         if saved is None:
             tables = list(replay)
         else:

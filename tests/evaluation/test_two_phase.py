@@ -31,7 +31,7 @@ from fedipw.evaluation.phases import (
 from fedipw.evaluation.quantiles import population_quantiles
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.evaluation.statistics import Contrast, Difference, Ratio
-from fedipw.numerics import BoolArray, FloatArray, IntArray
+from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray
 from fedipw.selection.logistic import LogisticFit, logistic_fit
 from fedipw.tables.partitions import NOBODY, Block, Blocks, Frame
 from fedipw.weighting.balance import Balance
@@ -368,7 +368,7 @@ def logistic(X: FloatArray, y: BoolArray, weights: FloatArray, l2: float) -> Flo
 
 
 def framed_fit(
-    X: FloatArray, y: BoolArray, l2: float, clients: IntArray = NOBODY
+    X: FloatArray, y: BoolArray, l2: float, clients: CodeArray = NOBODY
 ) -> tuple[Blocks, Frame, LogisticFit]:
     """Rows in a frame that is far from the columns' own units, and the fit on them."""
     frame = Frame(np.linspace(-1.0, 2.0, X.shape[1]), np.linspace(0.3, 4.0, X.shape[1]))

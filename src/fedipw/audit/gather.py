@@ -74,8 +74,9 @@ from fedipw.tables.formula import term_of
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.partitions import Block, sum_over
 from fedipw.weighting.pipeline import Weighing
-from fedipw.weighting.replay import Observer, Plan, Progress, Record, Replay
+from fedipw.weighting.replay import Observer, Plan, Progress, Record
 from fedipw.weighting.resume import SavedRun
+from fedipw.weighting.spread import replay_of
 from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
 _Groups = Mapping[str, FloatArray | None]  # weights of the members in each, (n,); 0 outside
@@ -182,12 +183,11 @@ class _Job(NamedTuple):
             if metric is not None:
                 collector = MetricCollector(stage, ledger, metric.values)
                 watching.append(collector)
-            replay = Replay(
+            replay = replay_of(
                 stage, ledger, plan, observers=watching, progress=self.progress, saved=self.saved
             )
             record = replay.record
-            for _ in replay:
-                pass
+            replay.run()
         audit = self._gathered(plan, facts, record)
         if metric is None or collector is None or replay is None:
             return audit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -51,6 +52,20 @@ class Levels:
         out: list[float | str | None] = [None] * len(self.labels)
         for value, place in self._known.items():
             out[place] = value
+        return out
+
+    def places(self, state: Sequence[Any]) -> list[int]:
+        """Return the numbers here of another one's levels; new ones get the next numbers."""
+        out = []
+        for value in state:
+            if value is None:
+                if self._missing < 0:
+                    self._missing = self._next(None)
+                out.append(self._missing)
+            else:
+                if value not in self._known:
+                    self._known[value] = self._next(value)
+                out.append(self._known[value])
         return out
 
     def restore(self, state: Sequence[Any]) -> None:
@@ -114,6 +129,11 @@ class Ranges:
     def state(self) -> list[Any]:
         """Return nothing: ranges do not grow."""
         return []
+
+    def places(self, state: Sequence[Any]) -> list[int] | None:
+        """Return none: ranges are numbered alike everywhere."""
+        del state
+        return None
 
     def restore(self, state: Sequence[Any]) -> None:
         """Put nothing back."""
@@ -219,6 +239,29 @@ class Tally:
             "many": sorted(self.many),
             "few": {str(level): sorted(clients) for level, clients in self.few.items()},
         }
+
+    def empty(self) -> Tally:
+        """Return one that has counted nothing, of the same levels."""
+        return Tally(self.column, copy.deepcopy(self.coder), self.min_cell, self.fixed)
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add the counts of another one, of later rounds; it may number its levels otherwise."""
+        place = self.coder.places(state["levels"])
+        for hour, counts in state["counts"].items():
+            mine = np.zeros((2, MOST_LEVELS), dtype=np.int64)
+            size = MOST_LEVELS if place is None else len(place)
+            at = np.arange(MOST_LEVELS) if place is None else np.array(place, dtype=np.int64)
+            inside = at < MOST_LEVELS
+            mine[:, at[inside]] = counts[:, :size][:, inside]
+            self.counts[int(hour)] = self.counts.get(int(hour), 0) + mine
+        moved = (lambda k: k) if place is None else place.__getitem__
+        self.many.update(moved(k) for k in state["many"])
+        for level, clients in state["few"].items():
+            k = moved(int(level))
+            known = self.few.setdefault(k, set())
+            known.update(clients)
+            if len(known) >= self.min_cell:
+                self.many.add(k)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved counts back."""

@@ -131,6 +131,37 @@ class LedgerFacts(Observer):
             before = self.sums.get(step.name)
             self.sums[step.name] = found if before is None else added(before, found)
 
+    def elsewhere(self) -> LedgerFacts:
+        """Return one that has seen nothing; enrollment is taken here."""
+        return replace(
+            self, tallies=[tally.empty() for tally in self.tallies], skipped_columns=[], rounds=[],
+            sums={}, labels={}, unknown_rows=Counter(), rates=Counter(), untold=Counter(),
+            weights=[], weighing=None, present_in=0,
+        )  # fmt: skip
+
+    def brought(self) -> dict[str, Any]:
+        """Return all sums and counts."""
+        return self.state()
+
+    def merge(self, brought: Mapping[str, Any]) -> None:
+        """Add the sums and counts of later rounds."""
+        self.reply_counts += brought["reply_counts"]
+        self.reply_weights += brought["reply_weights"]
+        if brought["present_in"]:
+            self.present, self.present_in = brought["present"], int(brought["present_in"])
+        for tally, more in zip(self.tallies, brought["tallies"], strict=True):
+            tally.merge(more)
+        self.rounds += [
+            RoundFacts(**dict(zip(_FACTS, one, strict=True))) for one in brought["rounds"]
+        ]
+        for name, sums in brought["sums"].items():
+            found = CalibrationSums(*sums)
+            self.sums[name] = added(self.sums[name], found) if name in self.sums else found
+        self.labels.update(brought["labels"])
+        for name in _BY_STEP:
+            getattr(self, name).update(brought[name])
+        self.weights.append(brought["weights"])
+
     def state(self) -> dict[str, Any]:
         """Return all sums and counts, and how they were counted."""
         return {
@@ -154,8 +185,7 @@ class LedgerFacts(Observer):
         self.present_in = int(state["present_in"])
         for tally, saved in zip(self.tallies, state["tallies"], strict=True):
             tally.restore(saved)
-        names = [one.name for one in fields(RoundFacts)]
-        self.rounds = [RoundFacts(**dict(zip(names, one, strict=True))) for one in state["rounds"]]
+        self.rounds = [RoundFacts(**dict(zip(_FACTS, one, strict=True))) for one in state["rounds"]]
         self.sums = {name: CalibrationSums(*sums) for name, sums in state["sums"].items()}
         self.labels = dict(state["labels"])
         for name in _BY_STEP:
@@ -245,6 +275,9 @@ class RoundFacts:
             largest_share=float(found.weights.max()) / total if found and total > 0.0 else np.nan,
             skipped=found is None,
         )
+
+
+_FACTS = tuple(one.name for one in fields(RoundFacts))
 
 
 def expected_share(table: pl.DataFrame, steps: Sequence[StepRows]) -> tuple[float, float]:

@@ -69,7 +69,7 @@ def weights(
     Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
     """
     from fedipw.tables.table import check_table_path
-    from fedipw.weighting.replay import Replay
+    from fedipw.weighting.spread import replay_of
 
     check_table_path(out)
     if save_models is not None and save_models.exists() and not save_models.is_dir():
@@ -89,10 +89,9 @@ def weights(
             settings.check_saved()
         plan = settings.plan(who)
         stage, saved = coded_stage(settings, who, ledger), going_on(state, "weights")
-        with bar("rounds") as step, _parts(out, saved) as write:
-            replay = Replay(stage, ledger, plan, progress=step, saved=saved)
-            for table in replay:
-                write(table)
+        with bar("rounds") as step, _output(out, saved) as take:
+            replay = replay_of(stage, ledger, plan, progress=step, saved=saved)
+            take(replay)
             record = replay.record
             found = stage.overlap(record.enrollment, threshold)
             least = None if found is None else found.smallest[0]
@@ -112,32 +111,30 @@ def weights(
 
 
 @contextmanager
-def _parts(out: Path, saved: SavedRun | None) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that takes tables; they become one file at the end, or none.
+def _output(out: Path, saved: SavedRun | None) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that takes a replay; its tables become one file at the end, or none.
 
     Those of earlier runs come first, where there is a saved state: it keeps the tables then.
     """
     import polars as pl
 
-    from fedipw.storage.atomic import scratch_directory, unwritable
+    from fedipw.storage.atomic import scratch_directory
+    from fedipw.tables.parts import Parts
     from fedipw.tables.table import check_results, write_table
 
-    with scratch_directory(out) as directory:
-        made: list[Path] = []
+    with scratch_directory(out.absolute()) as directory:
+        parts = Parts(out.absolute(), directory)
 
-        def write(table: pl.DataFrame) -> None:
-            check_results(table, out)
-            if saved is not None:
-                saved.keep(table)
+        def take(replay: Any) -> None:
+            if saved is None:
+                replay.run(parts.write)
                 return
-            made.append(directory / f"{len(made):06d}.parquet")
-            try:
-                table.write_parquet(made[-1])
-            except (OSError, pl.exceptions.PolarsError) as error:
-                raise unwritable(out, error) from error
+            for table in replay:
+                check_results(table, out)
+                saved.keep(table)
 
-        yield write
-        made = made if saved is None else saved.tables
+        yield take
+        made = sorted(directory.iterdir()) if saved is None else saved.tables
         if not made:
             raise InputError("No round has a reply that can be weighed: there is nothing to write.")
         write_table(pl.scan_parquet(made, glob=False), out)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, logit
 
-from fedipw.evaluation.phases import StepPhase
+from fedipw.evaluation.phases import StepPhase, client_sums
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics import CodeArray, FloatArray, IntArray, LabelArray
 from fedipw.numerics.logistic import logistic_sums
@@ -150,7 +150,7 @@ def _of_step(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> Dependen
 
 def _rows(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> _Rows:
     n = sample.clients
-    sums = np.bincount(sample.client, centred, n)
+    sums = client_sums(sample.client, centred, n)
     counts = np.bincount(sample.client, minlength=n)
     prob, every = block_prob(step.fit, step.frame), -(-step.rows.rows // _MOST_ROWS)
 
@@ -158,9 +158,7 @@ def _rows(sample: TwoPhase, step: StepPhase, centred: FloatArray) -> _Rows:
         here = slice(*np.searchsorted(step.replies, (first, last)).tolist())
         return step.replies[here] - first, centred[here]
 
-    known = partial(
-        _known_rows, prob=prob, codes=step.codes, sums=sums, counts=counts, every=every
-    )
+    known = partial(_known_rows, prob=prob, codes=step.codes, sums=sums, counts=counts, every=every)
     labels, odds, metric, clients = step.rows.beside(known, at_replies, added)
     client = np.concatenate(clients)
     return _Rows(

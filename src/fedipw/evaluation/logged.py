@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,13 +29,14 @@ from fedipw.numerics.checks import LARGEST, some
 from fedipw.selection.enrollment import EnrollmentStage
 from fedipw.selection.logistic import LogisticFit
 from fedipw.selection.participation import Participation, Source
-from fedipw.selection.rowstore import BlockStore
+from fedipw.selection.rowstore import LedgerStore
 from fedipw.selection.saved import ENROLLMENT
 from fedipw.tables.columns import ID, INVITE_PROB, INVITED, REPLIED, ROUND
 from fedipw.tables.ledger import Ledger, Round
 from fedipw.tables.table import Table, TableLike, odd_number
 from fedipw.weighting.pipeline import Method
-from fedipw.weighting.replay import Observer, Plan, Progress, Replay
+from fedipw.weighting.replay import Observer, Plan, Progress
+from fedipw.weighting.spread import replay_of
 from fedipw.weighting.weigher import EnrollmentState, StagedEnrollment
 
 VALUE: Final = "value"
@@ -135,6 +137,11 @@ class Metrics:
                 found.update(self._by_round[index].hash_rows(seed=1).to_numpy().tobytes())
         return found.hexdigest()
 
+    def of_rounds(self, rounds: Sequence[int]) -> Metrics | None:
+        """Return the metrics of some rounds, none if they have none."""
+        parts = [part for index in rounds if (part := self.of(index)) is not None]
+        return Metrics(pl.concat(parts), self.where) if parts else None
+
     def against(self, other: Metrics) -> Metrics:
         """Return the differences to another model's metrics on the same clients and rounds."""
         apart = pl.col(VALUE).cast(pl.Float64) - pl.col(_OTHER)
@@ -234,7 +241,7 @@ def logged_two_phase(
     """
     check_method(stage, plan.method)
     found = MetricCollector(stage, ledger, metrics, allow_missing=allow_missing)
-    replay = Replay(stage, ledger, plan, observers=[found], progress=progress)
+    replay = replay_of(stage, ledger, plan, observers=[found], progress=progress)
     return found.sample(plan.method, replay.learn())
 
 
@@ -283,6 +290,8 @@ class MetricCollector(Observer):
     Arguments are those of :func:`logged_two_phase`.
     """
 
+    learns = True
+
     def __init__(
         self,
         stage: EnrollmentStage,
@@ -296,7 +305,9 @@ class MetricCollector(Observer):
             raise InputError(
                 f"{metrics.where}: round {some(strange)} is not in {ledger.directory}."
             )
-        self._stage, self._metrics, self._allow_missing = stage, metrics, allow_missing
+        self._stage, self._members = stage, stage.members
+        self._metrics: Metrics | None = metrics  # none elsewhere, of rounds without any
+        self._allow_missing = allow_missing
         self._where = str(ledger.directory)
         self._rounds: list[_Reported] = []
         self._rows: list[int] = []  # of each step so far
@@ -304,20 +315,51 @@ class MetricCollector(Observer):
 
     def learnt(self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray]) -> None:
         """Take one closed round, and which rows of it each step is fitted on."""
-        absent = self._stage.members.size - len(round_.rows)
+        absent = self._members.size - len(round_.rows)
         if absent:
             raise InputError(
-                f"{self._where} round {round_.index}: {absent} of {self._stage.members.size} "
+                f"{self._where} round {round_.index}: {absent} of {self._members.size} "
                 "members are not enrolled then. A metric is evaluated over rounds with the same "
                 "enrollment: give a ledger and a table of such rounds."
             )
         before, self._last = self._rows or [0] * len(taken), round_.index
         self._rows = [n + int(flags.sum()) for n, flags in zip(before, taken, strict=True)]
-        if self._metrics.of(round_.index) is not None:
+        if self._metrics is not None and self._metrics.of(round_.index) is not None:
             self._rounds.append(self._reported(round_, table, taken, before))
+
+    def elsewhere(self) -> MetricCollector:
+        """Return one without any metric yet."""
+        made = copy.copy(self)
+        made._stage = made._metrics = None  # type: ignore[assignment]
+        return made
+
+    def told(self, rounds: Sequence[int]) -> Metrics | None:
+        """Return the metrics of some rounds."""
+        assert self._metrics is not None
+        return self._metrics.of_rounds(rounds)
+
+    def begun(self, told: Metrics | None) -> MetricCollector:
+        """Return one for the rounds of some metrics."""
+        made = copy.copy(self)
+        made._metrics, made._rounds, made._rows = told, [], []
+        return made
+
+    def brought(self) -> tuple[list[int], list[_Reported]]:
+        """Return how many rows each step had, and the replies."""
+        return self._rows, self._rounds
+
+    def merge(self, brought: tuple[list[int], list[_Reported]]) -> None:
+        """Take the replies of later rounds."""
+        rows, rounds = brought
+        before = self._rows or [0] * len(rows)
+        for found in rounds:
+            places = tuple(n + own for n, own in zip(before, found.places, strict=True))
+            self._rounds.append(replace(found, places=places))
+        self._rows = [n + more for n, more in zip(before, rows, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """Return the replies so far, with a digest of the metrics they had."""
+        assert self._metrics is not None
         return {
             "last": self._last,
             "metrics": self._metrics.digest(self._last),
@@ -331,6 +373,7 @@ class MetricCollector(Observer):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved replies back; ``ValueError`` if their metrics have changed since."""
         last = int(state["last"])
+        assert self._metrics is not None
         if state["metrics"] != self._metrics.digest(last):
             raise ValueError("metrics of earlier rounds have changed")
         self._rounds = [
@@ -342,8 +385,9 @@ class MetricCollector(Observer):
         self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray], before: Sequence[int]
     ) -> _Reported:
         """Return the replies of a round; ``taken`` are the rows of each step, after so many."""
+        assert self._metrics is not None
         index, rows = round_.index, round_.rows
-        members, where = self._stage.members, f"{self._metrics.where} round {index}"
+        members, where = self._members, f"{self._metrics.where} round {index}"
         reported, replied = self._metrics.of(index), table[REPLIED].to_numpy()
         assert reported is not None
         values, counts, under = np.full((3, members.size), np.nan)
@@ -392,6 +436,7 @@ class MetricCollector(Observer):
         ``learner`` has seen the rounds that were collected.
         """
         rounds = self._rounds
+        assert self._metrics is not None
         if not any(len(found.members) for found in rounds):
             raise InputError(
                 f"{self._metrics.where}: no evaluated round has a reply that can be weighed."
@@ -422,7 +467,7 @@ class MetricCollector(Observer):
             if step.step.name not in models:
                 continue  # everybody passed
             store, fit = step.store, models[step.step.name].fit
-            assert isinstance(store, BlockStore)
+            assert isinstance(store, LedgerStore)
             assert store.frame is not None
             replies = np.concatenate([found.places[k] for found in rounds])[kept]
             if not isinstance(fit, LogisticFit):  # its own error is not known: taken as given
@@ -432,7 +477,7 @@ class MetricCollector(Observer):
                 continue
             steps.append(
                 StepPhase.of(
-                    store.blocks, store.frame, fit, codes=codes, replies=replies, n=n,
+                    store.whole(), store.frame, fit, codes=codes, replies=replies, n=n,
                 )
             )  # fmt: skip
             prob = prob * steps[-1].reply_prob

@@ -14,7 +14,7 @@ from fedipw.selection.logistic import LogisticFit, logistic_fit
 from fedipw.tables.partitions import NOBODY, Block, Blocks, Frame, rows_per_block
 
 if TYPE_CHECKING:
-    from fedipw.numerics import BoolArray, FloatArray, IntArray
+    from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray
 
 
 def fitted_two_phase(
@@ -77,7 +77,7 @@ def fitted_two_phase(
 
 
 def _fit(
-    columns: FloatArray, labels: BoolArray, clients: IntArray = NOBODY
+    columns: FloatArray, labels: BoolArray, clients: CodeArray = NOBODY
 ) -> tuple[Blocks, Frame, LogisticFit]:
     """Return rows in their frame, the frame, and the fit on them."""
     frame, size = Frame.of(columns.T), rows_per_block(columns.shape[1])

@@ -304,7 +304,7 @@ class Participation:
     3 model
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         members: Members,
         steps: Sequence[Step],
@@ -351,6 +351,28 @@ class Participation:
         self._history.joined(round_)
         self._open, self._table = round_, self._history.added(round_)
         self._used, self._coded = {}, {}
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what was before a round counts in its columns."""
+        return self._history.remembers
+
+    def memory(self) -> dict[str, Any]:
+        """Return what is remembered of clients and time before the coming round."""
+        return {"rounds": self.rounds, "history": self._history.state()}
+
+    def remember(self, memory: Mapping[str, Any] | None, rounds: int) -> None:
+        """Begin after this many rounds, with what is remembered of them, if anything."""
+        self.rounds = rounds
+        if memory is not None:
+            self._history.restore(memory["history"])
+
+    def skip(self, round_: Round, replied: BoolArray) -> None:
+        """Take a closed round for what it is remembered by alone."""
+        self._history.joined(round_)
+        self._history.begin(round_)
+        self._history.after(round_, replied)
+        self.rounds += 1
 
     def prob(self, replied: BoolArray) -> ReplyProb:
         """Return (P5) of the replies, which of them it is known for, and its source.
@@ -813,7 +835,7 @@ class StepLearner:
         self.gone = 0  # rounds that were forgotten; the lists begin there
         self.has_levels = any(term.level is not None for term in self.step.design.terms)
         self.left_out = 0
-        self.last: RoundCounts | None = None  # of the last round
+        self.counted: RoundCounts | None = None  # of the last round
         self.fit: Fit | None = None
         self.fitted_from = self.fitted_on = 0  # rounds of the fit
         self.evenly = settings.decay == 1.0  # whether they counted alike in it
@@ -853,7 +875,7 @@ class StepLearner:
         self._totals.append((count + found.rows, done + found.passed))
         self._sums.append(sums + found.sums)
         self.left_out += found.left_out
-        self.last = found
+        self.counted = found
 
     def none(self, places: IntArray) -> _Coded:
         """Return rows that could pass, (m,), none of which can be coded."""
@@ -1101,6 +1123,16 @@ class _History:
         self._wanted = self.of_clients | (columns & {*TIME_COLUMNS})
         self._replies = self._available = ReplyHistory.of(members)
         self._origin: float | None = 0.0 if clock.day_hours is None else None  # of the clock
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a design wants any of the columns."""
+        return bool(self._wanted)
+
+    def begin(self, round_: Round) -> None:
+        """Let the clock begin with the first round."""
+        if self._origin is None and self._wanted & {*TIME_COLUMNS}:
+            self._time(round_)
 
     def joined(self, round_: Round) -> None:
         """Count those listed for the first time from now on."""

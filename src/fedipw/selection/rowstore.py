@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 
@@ -31,13 +31,14 @@ from fedipw.tables.partitions import (
     Changed,
     Frame,
     Partitions,
+    RoundRows,
     rows_per_block,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedipw.numerics import BoolArray, FloatArray, IntArray, LabelArray
+    from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray, LabelArray
 
 T = TypeVar("T")
 UNWEIGHTED = np.empty(0)  # every row counts once
@@ -83,6 +84,14 @@ class RowStore(Protocol):
 
     def restore(self, state: Any) -> None:
         """Put saved rows back."""
+
+
+@runtime_checkable
+class LedgerStore(RowStore, Protocol):
+    """A store that gives the rows of all rounds as they lie."""
+
+    def whole(self) -> RoundRows:
+        """Return the rows of all rounds that are kept."""
 
 
 @final
@@ -131,19 +140,23 @@ class BlockStore:
             columns = self.frame.standard(columns)
         self._keep(columns, labels, clients.astype(np.int32))
 
-    def _keep(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
+    def _keep(self, columns: FloatArray, labels: LabelArray, clients: CodeArray) -> None:
         width, rows = columns.shape
         self._starts.append(self.blocks.end)
         if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
             whole = np.ascontiguousarray(columns)
             self.blocks.append(Block(whole, labels, UNWEIGHTED, clients=clients))
         else:
-            size = rows_per_block(width)
-            for first in range(0, rows, size):
-                here = slice(first, first + size)
+            for here in (slice(*cut) for cut in self.cuts(width, rows)):
                 part = np.ascontiguousarray(columns[:, here])
                 self.blocks.append(Block(part, labels[here], UNWEIGHTED, clients=clients[here]))
         self._edges.append(len(self.blocks))
+
+    @staticmethod
+    def cuts(width: int, rows: int) -> list[tuple[int, int]]:
+        """Return the first row and the end of each block of a round with this many rows."""
+        size = rows_per_block(width)
+        return [(first, min(first + size, rows)) for first in range(0, rows, size)]
 
     def rounds(self, first: int, last: int, weights: FloatArray = UNWEIGHTED) -> CodedRows:
         """Return the rows of some rounds, none of them copied."""
@@ -152,9 +165,17 @@ class BlockStore:
         first, last = _within(first, last, self._gone)
         part: Partitions = self.blocks.part(self._edges[first], self._edges[last])
         if len(weights):
-            starts = self._starts[first:last]
-            part = Changed(part, partial(_weighted, starts=np.array(starts), weights=weights))
+            part = weighted_rounds(part, np.array(self._starts[first:last]), weights)
         return CodedRows(part, self.frame, self._members)
+
+    def whole(self) -> Blocks:
+        """Return the rows of all rounds that are kept."""
+        return self.blocks
+
+    def blocks_of(self, k: int) -> list[Block]:
+        """Return the blocks of one round, counted from 0."""
+        k -= self._gone
+        return list(self.blocks.part(self._edges[k], self._edges[k + 1]))
 
     def forget(self, first: int) -> None:
         """Drop the rows of rounds before ``first``; the others keep their numbers."""
@@ -166,10 +187,9 @@ class BlockStore:
         self._edges = [edge - blocks for edge in self._edges[k:]]
         self._starts, self._gone = self._starts[k:], first
 
-    def round(self, k: int) -> tuple[FloatArray, LabelArray, IntArray]:
+    def round(self, k: int) -> tuple[FloatArray, LabelArray, CodeArray]:
         """Return columns (q, m), labels and clients of one round, counted from 0."""
-        k -= self._gone
-        blocks = list(self.blocks.part(self._edges[k], self._edges[k + 1]))
+        blocks = self.blocks_of(k)
         columns, labels, clients = np.empty((0, 0)), np.empty(0, dtype=np.int8), NOBODY
         if blocks:
             columns = np.concatenate([b.columns for b in blocks], axis=1)
@@ -206,6 +226,11 @@ def _within(first: int, last: int, gone: int) -> tuple[int, int]:
             f"The rows of {gone} round(s) were forgotten, and round {first + 1} is one."
         )
     return first - gone, last - gone
+
+
+def weighted_rounds(rows: Partitions, starts: IntArray, weights: FloatArray) -> Partitions:
+    """Return rows with the weights of their rounds, which begin at the rows ``starts``."""
+    return Changed(rows, partial(_weighted, starts=starts, weights=weights))
 
 
 def _weighted(block: Block, starts: IntArray, weights: FloatArray) -> Block:
@@ -269,7 +294,7 @@ def _block_labels(block: Block) -> list[BoolArray]:
     return [block.labels.astype(np.bool_)]
 
 
-def _block_clients(block: Block) -> list[IntArray]:
+def _block_clients(block: Block) -> list[CodeArray]:
     return [block.clients.copy()]
 
 

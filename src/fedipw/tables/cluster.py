@@ -156,7 +156,7 @@ class Workers:
     @property
     def count(self) -> int:
         """Number of threads that workers have together, 1 at least."""
-        return max(1, sum(self._client.nthreads().values()))
+        return max(1, sum(map(int, self._client.nthreads().values())))
 
     def shared(self, value: Any) -> Shared:
         """Return a value that every worker will have."""

@@ -126,6 +126,10 @@ class Ledger:
         object.__setattr__(self, "since", since)
         object.__setattr__(self, "id", id)
 
+    def absolute(self) -> Ledger:
+        """Return the same ledger by a path that holds in any working directory."""
+        return Ledger(self.directory.absolute(), self.since, id=self.id)
+
     def _repr_html_(self) -> str:
         rounds = self.rounds
         found = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no closed round"

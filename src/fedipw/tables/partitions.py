@@ -23,7 +23,7 @@ from fedipw.numerics.threads import thread_count
 from fedipw.storage.scratch import Room, Scratch, Stored
 
 if TYPE_CHECKING:
-    from fedipw.numerics import FloatArray, IntArray, LabelArray
+    from fedipw.numerics import CodeArray, FloatArray, LabelArray
 
 T = TypeVar("T")
 NOBODY: Final = np.empty(0, dtype=np.int32)  # clients of rows that belong to none
@@ -46,7 +46,7 @@ class Block(NamedTuple):
     labels: LabelArray  # (m,) 0 or 1; empty where nothing is labelled
     weights: FloatArray  # (m,), or (0,) where every row counts once
     start: int = 0  # number of rows before it
-    clients: IntArray = NOBODY  # (m,) behind the rows, or (0,) where each is one of its own
+    clients: CodeArray = NOBODY  # (m,) behind the rows, or (0,) where each is one of its own
 
     @property
     def rows(self) -> int:

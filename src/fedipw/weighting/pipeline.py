@@ -1156,6 +1156,11 @@ class Weighing:
         """Whether weights sum to one in every round."""
         return self.method.normalisation.self_normalised
 
+    def knowing(self, before: OnlineState) -> Weighing:
+        """Return the same with what was learnt before, under another enrollment."""
+        learnt = self.method.calibration.begun(self.state, self.method.name, before)
+        return replace(self, learnt=learnt)
+
     def weights(self, replies: Replies, presence: FloatArray | None = None) -> FloatArray:
         """Return the weight of each reply before the guard, (m,)."""
         return self._unguarded(replies, presence)[0]

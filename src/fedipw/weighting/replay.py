@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -51,6 +52,7 @@ class Plan:
     models: Mapping[str, StageModel] | None = None  # participation steps, fitted before
     scratch: Path | None = None
     examples: str | None = None  # column of the table of clients with their numbers of samples
+    client: Any = None  # a distributed.Client on whose workers rounds are read and weighed
 
     def __post_init__(self) -> None:
         if self.method.normalisation.reads_samples and self.examples is None:
@@ -69,6 +71,7 @@ class Observer:
     """Receives a replay as it goes on; it changes nothing. What it does not need it leaves out."""
 
     wants_steps = False  # whether ``weighed`` receives the steps of a round
+    learns = False  # whether it looks at rows that are fitted on, and at nothing else
 
     def read(self, round_: Round, table: pl.DataFrame) -> None:
         """Take a round as it stands in the ledger."""
@@ -81,6 +84,28 @@ class Observer:
 
     def learnt(self, round_: Round, table: pl.DataFrame, taken: Sequence[BoolArray]) -> None:
         """Take which rows of a closed round each step is fitted on, (n,) each."""
+
+    def elsewhere(self) -> Observer:
+        """Return one that has seen nothing, for other processes that read some of the rounds."""
+        raise InputError(f"{type(self).__name__} cannot observe rounds on a cluster.")
+
+    def told(self, rounds: Sequence[int]) -> Any:
+        """Return what that one must know of some rounds beforehand."""
+        del rounds
+
+    def begun(self, told: Any) -> Observer:
+        """Return a copy of one that has seen nothing, told what it must know."""
+        del told
+        return copy.deepcopy(self)
+
+    def brought(self) -> Any:
+        """Return what it has counted, to be merged where the others are."""
+        return self
+
+    def merge(self, brought: Any) -> None:
+        """Add what was counted of later rounds."""
+        del brought
+        raise InputError(f"{type(self).__name__} cannot observe rounds on a cluster.")
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs to go on after the rounds so far; only between rounds."""
@@ -184,6 +209,24 @@ class Record(Observer):
         """Rounds whose participation probabilities are one rate for all, by no model."""
         return sum(n for source, n in self.sources.items() if Source(source).is_rate)
 
+    def elsewhere(self) -> Record:
+        """Return an empty record."""
+        return Record()
+
+    def merge(self, brought: Record) -> None:
+        """Add what was counted of later rounds; their enrollment was taken here."""
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(brought, name))
+        for name in _BY_ROUND:
+            getattr(self, name).extend(getattr(brought, name))
+        for name in ("smallest_participation", "smallest_inclusion"):
+            setattr(self, name, min(getattr(self, name), getattr(brought, name)))
+        self.skipped.update(brought.skipped)
+        self.sources.update(brought.sources)
+        self.notes.update(brought.notes)
+        if brought.totals:  # of the last round that was weighed
+            self.imbalance = brought.imbalance
+
     def state(self) -> dict[str, Any]:
         """Return all counts; the models are the weigher's and the learner's."""
         left = self.imbalance
@@ -239,10 +282,10 @@ class Record(Observer):
         }
 
 
-# of a record: what is plain, and what has a number a round
-_COUNTED = ("rounds", "replies", "weighed_replies", "negative", "trimmed", "few_effective",
-            "smallest_participation", "smallest_inclusion", "refits", "passes", "left_out",
-            "rows_left_out", "enrolled_effective", "enrollments")  # fmt: skip
+# of a record: what adds up, what is plain, and what has a number a round
+_SUMMED = ("rounds", "replies", "weighed_replies", "negative", "trimmed", "few_effective", "refits",
+           "passes", "left_out", "rows_left_out", "enrollments")  # fmt: skip
+_COUNTED = (*_SUMMED, "smallest_participation", "smallest_inclusion", "enrolled_effective")
 _BY_ROUND = ("effective", "totals")
 
 
@@ -322,6 +365,21 @@ class RoundRun:
             for observer in self.observers:
                 observer.learnt(opened, table, taken)
 
+    def take(
+        self, round_: Round, table: pl.DataFrame, members: Members, *, learns: bool = True
+    ) -> pl.DataFrame | None:
+        """Lead a closed round through: return the table of its weights, none if it was skipped.
+
+        Observers are told which rows are fitted on unless they were told before.
+        """
+        for observer in self.observers:
+            observer.read(round_, table)
+        replied = table[REPLIED].to_numpy()
+        self.open(round_)
+        found = self.weigh(replied)
+        self.close(replied, found, table if learns else None)
+        return None if found is None else self.table(found, members)
+
     def table(self, found: RoundWeights, members: Members) -> pl.DataFrame:
         """Return probabilities and weights, one row per reply."""
         replies, q = found.replies, self.weighing.enrollment_weights
@@ -389,15 +447,10 @@ class Replay:
         plan, record, saved = self.plan, self.record, self._saved
         run, learner = self._begun()
         for round_, table in self._rounds(learner.rounds):
-            for observer in self._observers:
-                observer.read(round_, table)
-            replied = table[REPLIED].to_numpy()
-            run.open(round_)
-            found = run.weigh(replied)
-            run.close(replied, found, table)
+            made = run.take(round_, table, self.stage.members)
             self._count()
-            if found is not None:
-                yield run.table(found, self.stage.members)
+            if made is not None:
+                yield made
             if saved is not None and saved.due:
                 saved.save(run, learner)
         if saved is not None:
@@ -408,6 +461,15 @@ class Replay:
             learner.require_models()  # what a later round has mended is no failure
         if not learner.models:
             self.learner = learner
+
+    def run(self, write: Callable[[int, pl.DataFrame], None] | None = None) -> int:
+        """Weigh all rounds; ``write`` takes their tables by number. Returns how many there are."""
+        number = 0
+        for table in self:
+            if write is not None:
+                write(number, table)
+            number += 1
+        return number
 
     def _begun(self) -> tuple[RoundRun, Participation]:
         """Return the run and its learner, after the rounds of a saved state where there is one."""

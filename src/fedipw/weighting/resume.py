@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, final
@@ -103,16 +102,12 @@ class SavedRun:
     def _fresh(self) -> Snapshot:
         assert self._job is not None
         stage, ledger, plan = self._job
-        client = plan.settings.client
-        # a client of a cluster is another object in every run
-        own = replace(plan, settings=replace(plan.settings, client=None))
         basis = {
             "population": stage.basis(),
             "examples": plan.examples,
-            "cluster": client is not None,
             "ledger": [ledger.since, ledger.id],
         }
-        return Snapshot(ledger, stage, own, directory=self.directory, basis=basis)
+        return Snapshot(ledger, stage, plan, directory=self.directory, basis=basis)
 
     def steps(
         self, clients: Members, bound: Callable[[], tuple[Step, ...]]

@@ -275,6 +275,23 @@ class FixedEnrollment:
 
 
 @final
+class GivenEnrollment:
+    """Enrollment that was fitted elsewhere, for a weigher that was begun with it."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+
+    @property
+    def clients(self) -> int:
+        """All clients of the table."""
+        return self._clients
+
+    def at(self, present: BoolArray) -> EnrollmentState:
+        """Raise: nothing is fitted here."""
+        raise InputError(f"Enrollment of {int(present.sum())} clients was not fitted beforehand.")
+
+
+@final
 class Weigher:
     """Weights of a round's replies under one or more methods that share their probabilities.
 
@@ -341,11 +358,20 @@ class Weigher:
             raise InputError(f"Round {round_.index} opens while another is open: close it first.")
         if len(round_.rows) and round_.rows is not self._rows:
             self._rows = round_.rows
-            present = round_.present(self.enrollment.clients)
-            if self._present is None or not np.array_equal(present, self._present):
-                self._enroll(present, round_.index)
+            self.enroll(round_.present(self.enrollment.clients), round_.index)
         self.participation.open(round_)
         self._open = round_
+
+    def enroll(self, present: BoolArray, index: int) -> bool:
+        """Take who is enrolled in a round, (n,); return whether that has changed."""
+        if self._present is not None and np.array_equal(present, self._present):
+            return False
+        self._enroll(present, index)
+        return True
+
+    def start(self, weighings: Mapping[str, Weighing], present: BoolArray) -> None:
+        """Begin with methods at an enrollment that was fitted elsewhere, of these clients, (n,)."""
+        self.weighings, self._present = dict(weighings), present
 
     def _enroll(self, present: BoolArray, index: int) -> None:
         try:
