@@ -234,10 +234,13 @@ def test_a_worker_killed_in_any_command_changes_nothing(doomed: Any, tmp_path: P
 
 
 def test_what_every_worker_had_is_sent_again(doomed: Any) -> None:
+    def times(values: list[int], k: int) -> list[int]:  # in here: workers have no tests
+        return [value * k for value in values]
+
     with connected(doomed.scheduler_address) as client:
         workers = Workers(client)
         shared = workers.shared([1, 2, 3])
-        tasks = [workers.task(_times, shared, k) for k in range(4)]
+        tasks = [workers.task(times, shared, k) for k in range(4)]
         workers.begin(tasks)
         assert [workers.result(task) for task in tasks] == [
             [0, 0, 0],
@@ -248,23 +251,18 @@ def test_what_every_worker_had_is_sent_again(doomed: Any) -> None:
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
         time.sleep(1.0)
-        assert workers.result(workers.task(_times, shared, 5)) == [5, 10, 15]
-
-
-def _times(values: list[int], k: int) -> list[int]:
-    return [value * k for value in values]
+        assert workers.result(workers.task(times, shared, 5)) == [5, 10, 15]
 
 
 def test_a_cluster_that_loses_workers_again_and_again_is_given_up(
     doomed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def never() -> None:
+        raise OSError("gone")
+
     monkeypatch.setattr("fedipw.tables.cluster._TRIES", 2)
     monkeypatch.setattr("fedipw.tables.cluster._PAUSE", 0.0)
     with connected(doomed.scheduler_address) as client:
         workers = Workers(client)
         with pytest.raises(InputError, match="The Dask cluster lost workers 2 times"):
-            workers.result(workers.task(_never))
-
-
-def _never() -> None:
-    raise OSError("gone")
+            workers.result(workers.task(never))

@@ -13,6 +13,7 @@ from typer import Option
 from fedipw.cli.options import (
     ALWAYS,
     Cluster,
+    Memory,
     PopulationOptions,
     Scheduler,
     State,
@@ -25,10 +26,12 @@ from fedipw.cli.options import (
     claim,
     coded_stage,
     going_on,
+    keep_to,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.errors import InputError
+from fedipw.storage.memory import check_memory
 
 if TYPE_CHECKING:
     from fedipw.api import Report
@@ -69,7 +72,7 @@ def audit(
     min_cell: Annotated[
         int, Option(help="Subgroups with fewer clients or rows are not shown.")
     ] = 10,
-    memory: Annotated[
+    keeps_updates: Annotated[
         bool | None, Option(help="Whether a server may keep every client's latest update.")
     ] = None,
     invitations: Annotated[
@@ -78,6 +81,7 @@ def audit(
     strict: Strict = None,
     state: State = None,
     scheduler: Scheduler = None,
+    memory: Memory = None,
     as_json: Annotated[
         Path | None, Option("--json", help="File for the same numbers as JSON.")
     ] = None,
@@ -129,6 +133,7 @@ def audit(
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
         return
+    keep_to(memory)
     who = given.read().clustered(cluster)
     check_probabilities(strict=strict, threshold=threshold)
     if min_cell < 1:
@@ -151,9 +156,10 @@ def audit(
             stage, ledger, plan, threshold=threshold, min_cell=min_cell, title=title,
             metric=metric, observers=[record], progress=step, saved=going_on(state, "audit"),
         )  # fmt: skip
+    check_memory()
     least = _smallest_enrollment(found)
     check_strict(strict, least, record.smallest_participation)
-    means = Means(memory=memory, invitations=invitations)
+    means = Means(memory=keeps_updates, invitations=invitations)
     _write(Report(judged(found, means)), out, as_json, card)
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from fedipw.cli.options import ID, Id, Separator
+from fedipw.cli.options import ID, Id, Memory, Separator
 from fedipw.cli.terminal import out as _out
 from fedipw.cli.terminal import say
 from fedipw.errors import InputError
@@ -59,6 +59,7 @@ def calibrate(
     scheduler: Annotated[
         str | None, Option(help="Dask scheduler to calibrate on, tcp://host:port.")
     ] = None,
+    memory: Memory = None,
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Weigh enrolled clients so that their means are the population's.
@@ -74,11 +75,13 @@ def calibrate(
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
-    from fedipw.cli.options import check_inputs_kept, check_totals, claim, scheduled
+    from fedipw.cli.options import check_inputs_kept, check_totals, claim, keep_to, scheduled
+    from fedipw.storage.memory import check_memory
     from fedipw.tables.table import Table as FileTable
     from fedipw.tables.table import check_results, check_table_path, write_table
     from fedipw.tables.targets import Targets
 
+    keep_to(memory)
     check_table_path(out)
     check_inputs_kept(out, None, units, targets)
     check_totals(population_size, totals=totals)
@@ -96,6 +99,7 @@ def calibrate(
             slack=None if slack is None else Box(slack),
             client=client,
         )
+    check_memory()
     check_results(table, out)
     write_table(table, out)
     if as_json:

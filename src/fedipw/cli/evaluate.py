@@ -14,6 +14,7 @@ from typer import Option
 
 from fedipw.cli.options import (
     Cluster,
+    Memory,
     ModelOptions,
     PopulationOptions,
     Rounds,
@@ -21,12 +22,14 @@ from fedipw.cli.options import (
     check_inputs_kept,
     claim,
     coded_stage,
+    keep_to,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
+from fedipw.storage.memory import check_memory
 
 if TYPE_CHECKING:
     from fedipw.evaluation.estimators import Estimate
@@ -99,6 +102,7 @@ def evaluate(
         bool, Option("--missing-metrics", help="Leave replies without a metric out.")
     ] = False,
     scheduler: Scheduler = None,
+    memory: Memory = None,
     out: Annotated[Path | None, Option(help="Table of estimates; .csv or .parquet.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -118,6 +122,7 @@ def evaluate(
     from fedipw.evaluation.replicates import REPLICATES
     from fedipw.tables.table import check_results, check_table_path, write_table
 
+    keep_to(memory)
     who = given.read().clustered(cluster)
     if out is not None:
         check_table_path(out)
@@ -159,6 +164,7 @@ def evaluate(
         predict=predict,
     )  # fmt: skip
     found = evaluated(logged, stage, plan.method.name, asked)
+    check_memory()
     if out is not None:
         table = found.table()
         check_results(table, out)

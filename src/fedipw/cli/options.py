@@ -60,7 +60,14 @@ State = Annotated[
         "are read. Saved to at the end."
     ),
 ]
-Scheduler = Annotated[str | None, Option(help="Dask scheduler for the fits, tcp://host:port.")]
+Scheduler = Annotated[
+    str | None,
+    Option(help="Dask scheduler whose workers read and weigh, tcp://host:port."),
+]
+Memory = Annotated[
+    str | None,
+    Option(help="Memory to keep to, such as 3GB: rows beyond go to TMPDIR; an error if it cannot."),
+]
 Cluster = Annotated[
     str | None,
     Option(help="Column of what clients share, such as a person: the unit of standard errors."),
@@ -410,6 +417,14 @@ def going_on(state: Path | None, job: str) -> SavedRun | None:
     from fedipw.weighting.resume import saved_run
 
     return _running[-1].with_resource(saved_run(state, job))
+
+
+def keep_to(memory: str | None) -> None:
+    """Keep to a limit of memory until this command ends."""
+    from fedipw.storage.memory import bytes_of, memory_limit
+
+    size = None if memory is None else bytes_of(memory)
+    _running[-1].with_resource(memory_limit(size))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from fedipw.errors import FedIPWWarning
 from fedipw.numerics.checks import visible
+from fedipw.storage.memory import check_memory
 
 _PACKAGES: Final = ("fedipw", "numpy", "scipy", "polars", "numba", "scikit-learn")
 _NARROW: Final = 12  # to which a column of texts may shrink
@@ -129,6 +130,7 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
         task = progress.add_task(what, total=None)
 
         def step(done: int, total: int) -> None:
+            check_memory()
             progress.update(task, completed=done, total=total)
 
         yield step

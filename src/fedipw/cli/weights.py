@@ -15,6 +15,7 @@ from typer import Option
 
 from fedipw.cli.options import (
     FitName,
+    Memory,
     PopulationOptions,
     Rounds,
     Scheduler,
@@ -29,11 +30,13 @@ from fedipw.cli.options import (
     claim,
     coded_stage,
     going_on,
+    keep_to,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
 from fedipw.cli.terminal import out as _out
 from fedipw.errors import InputError
+from fedipw.storage.memory import check_memory
 
 if TYPE_CHECKING:
     from fedipw.selection.overlap import Overlap
@@ -58,6 +61,7 @@ def weights(
     ] = False,
     state: State = None,
     scheduler: Scheduler = None,
+    memory: Memory = None,
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.
@@ -74,6 +78,7 @@ def weights(
     check_table_path(out)
     if save_models is not None and save_models.exists() and not save_models.is_dir():
         raise InputError(f"{save_models} is no directory.")
+    keep_to(memory)
     who = given.read()
     for place in (out, *([] if state is None else [state])):
         check_inputs_kept(place, rounds, *given.paths)
@@ -92,6 +97,7 @@ def weights(
         with bar("rounds") as step, _output(out, saved) as take:
             replay = replay_of(stage, ledger, plan, progress=step, saved=saved)
             take(replay)
+            check_memory()
             record = replay.record
             found = stage.overlap(record.enrollment, threshold)
             least = None if found is None else found.smallest[0]

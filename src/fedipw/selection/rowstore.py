@@ -24,7 +24,6 @@ from fedipw.selection.classifiers import client_folds, drawn_folds
 from fedipw.selection.logistic import Counts
 from fedipw.tables.partitions import (
     FEWEST_ROWS,
-    MEMORY,
     NOBODY,
     Block,
     Blocks,
@@ -107,7 +106,7 @@ class BlockStore:
     scratch
         Directory for blocks beyond the budget.
     memory
-        The budget, in bytes.
+        The budget, in bytes; that of :class:`~fedipw.tables.partitions.Blocks` by default.
     frame
         The change of columns, where it is known before the first rows.
     """
@@ -118,7 +117,7 @@ class BlockStore:
         *,
         standardised: bool = True,
         scratch: Path | None = None,
-        memory: int = MEMORY,
+        memory: int | None = None,
         frame: Frame | None = None,
     ) -> None:
         self.frame = frame

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.numerics.threads import thread_count
+from fedipw.storage.memory import block_memory
 from fedipw.storage.scratch import Room, Scratch, Stored
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ BLOCK_ROWS = 65_536
 FEWEST_ROWS = 8_192  # of a block that others follow
 _BLOCK_BYTES = 16 * 2**20
 Given = Callable[[int, int], Any]  # what belongs to rows first up to last, counted over all blocks
-MEMORY = 256 * 2**20  # bytes of blocks kept in memory before the rest goes to a scratch file
 
 
 def rows_per_block(columns: int) -> int:
@@ -113,13 +113,15 @@ class Blocks:
     Parameters
     ----------
     memory
-        Bytes of blocks to keep in memory.
+        Bytes of blocks to keep in memory before the rest goes to a scratch file; a share of the
+        limit that holds, 256 MiB without one, by default.
     directory
         Where the scratch file goes; the system's temporary directory by default.
     """
 
-    def __init__(self, *, memory: int = MEMORY, directory: Path | None = None) -> None:
-        self._directory, self._memory = directory, memory
+    def __init__(self, *, memory: int | None = None, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._memory = block_memory() if memory is None else memory
         self._scratch: Scratch | None = None  # made when the first block goes there
         self._entries: list[Block | _OnDisk] = []
         self._rows = 0
