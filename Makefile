@@ -15,7 +15,6 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # tests of linear algebra and of sums over rows, without those that draw, load or wait for long
 NUMERIC = tests/numerics tests/selection tests/calibration --ignore-glob='*_large.py' \
-  --ignore-glob='*_on_cluster.py' \
   $(addprefix tests/lab/theory/test_,bound.py objective.py sensitivity_floor.py) \
   $(addprefix tests/evaluation/test_,balance.py evaluate.py jackknife.py means.py two_phase.py) \
   $(addprefix tests/weighting/test_,calibrated_weights.py functions.py guards.py online.py) \
