@@ -221,7 +221,7 @@ class Snapshot:
         """Return why the head cannot be used: damage, or what differs from what it was made of."""
         if "damaged" in error:
             return "it is damaged"
-        why, written = "it is of another server or plan", checkpoint_fingerprint(self._path)
+        why, written = "it was saved under another plan", checkpoint_fingerprint(self._path)
         with suppress(ValueError, TypeError, AttributeError):
             then, now = json.loads(written or ""), json.loads(self._settings)
             other = [name for name in now if then.get(name) != now[name]]
