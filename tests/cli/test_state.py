@@ -189,40 +189,73 @@ def level(files: Growing) -> None:
     pl.read_parquet(path).with_columns(network=fresh).write_parquet(path)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "options", "why"),
-    [
-        (lambda f: flip(f.state / "learner.npz"), [], "it is damaged"),
-        (lambda f: (f.state / "learner.npz").write_bytes(b""), [], "it is damaged"),
-        (lambda f: flip(rows(f)), [], "its rows are damaged"),
-        (lambda f: rows(f).write_bytes(rows(f).read_bytes()[:-8]), [], "its rows are cut off"),
-        (lambda f: rows(f).unlink(), [], "its rows cannot be read"),
-        (lambda f: flip(table(f)), [], "000003.parquet is damaged"),
-        (lambda f: table(f).unlink(), [], "000003.parquet cannot be read"),
-        (lambda f: os.utime(f.round(2)), [], "the ledger's files have changed since"),
-        (of_others, [], "(changed: population)"),
-        (level, ["--missing", "drop"], "'network' has a new level, '5g'"),
-        (lambda _: None, ["--scheme", "fedipw"], "(changed: method)"),
-        (lambda _: None, ["--refit-every", 3], "(changed: settings)"),
-        (lambda _: None, ["--enrollment", "age"], "(changed: enrollment)"),
-        (lambda _: None, ["--participation", "battery"], "(changed: formulas)"),
-    ],
-)  # fmt: skip
-def test_a_state_that_does_not_fit_is_left_aside_with_a_notice(
-    tmp_path: Path, spoil: Callable[[Growing], object], options: list[object], why: str
-) -> None:
-    files = growing(tmp_path)
-    files.going_on(*(options if why.startswith("'") else []))
-    files.grow()
-    spoil(files)
-    *made, notice = files.going_on(*options)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the weights of the whole ledger, from scratch."""
+    return growing(tmp_path_factory.mktemp("whole"), rounds=ROUNDS).made()[0]
+
+
+def left_aside(files: Growing, why: str, *options: object) -> bytes:
+    """Return the weights of a run that says why it did not use the state."""
+    made, _, notice = files.going_on(*options)
     assert notice.startswith(f"notice: {files.state} was not used, all rounds are read: ")
     assert why in notice
-    *whole, nothing = files.made(*options)
-    assert made == whole
-    assert not nothing
-    assert files.going_on(*options) == (*whole, "")  # it was made anew
     assert len(list(files.state.glob("rows-*"))) == len(list(files.state.glob("tables-*"))) == 1
+    return made
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda f: flip(f.state / "learner.npz"), "it is damaged"),
+        (lambda f: (f.state / "learner.npz").write_bytes(b""), "it is damaged"),
+        (lambda f: flip(rows(f)), "its rows are damaged"),
+        (lambda f: rows(f).write_bytes(rows(f).read_bytes()[:-8]), "its rows are cut off"),
+        (lambda f: rows(f).unlink(), "its rows cannot be read"),
+        (lambda f: flip(table(f)), "000003.parquet is damaged"),
+        (lambda f: table(f).unlink(), "000003.parquet cannot be read"),
+        (lambda f: os.utime(f.round(2)), "the ledger's files have changed since"),
+    ],
+)
+def test_a_damaged_state_is_left_aside_with_a_notice(
+    tmp_path: Path, whole: bytes, spoil: Callable[[Growing], object], why: str
+) -> None:
+    files = growing(tmp_path)
+    files.going_on()
+    files.grow()
+    spoil(files)
+    assert left_aside(files, why) == whole
+    assert not files.going_on()[2]  # it was made anew
+
+
+def as_it_is(files: Growing) -> None:
+    """Change nothing."""
+    del files
+
+
+@pytest.mark.parametrize(
+    ("before", "spoil", "options", "why"),
+    [
+        ([], of_others, [], "(changed: population)"),
+        (["--missing", "drop"], level, ["--missing", "drop"], "'network' has a new level, '5g'"),
+        ([], as_it_is, ["--scheme", "fedipw"], "(changed: method)"),
+        ([], as_it_is, ["--refit-every", 3], "(changed: settings)"),
+        ([], as_it_is, ["--enrollment", "age"], "(changed: enrollment)"),
+        ([], as_it_is, ["--participation", "battery"], "(changed: formulas)"),
+    ],
+)
+def test_a_state_of_other_options_or_inputs_is_left_aside_with_a_notice(
+    tmp_path: Path,
+    before: list[object],
+    spoil: Callable[[Growing], object],
+    options: list[object],
+    why: str,
+) -> None:
+    files = growing(tmp_path)
+    files.going_on(*before)
+    files.grow()
+    spoil(files)
+    assert left_aside(files, why, *options) == files.made(*options)[0]
 
 
 def test_medians_move_with_new_rounds_and_all_is_made_anew(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedipw.numerics import BoolArray, FloatArray, IntArray, LabelArray
+    from fedipw.storage.scratch import Scratch, Stored
 
 T = TypeVar("T")
 UNWEIGHTED = np.empty(0)  # every row counts once
@@ -131,15 +132,18 @@ class BlockStore:
         self._keep(columns, labels, clients.astype(np.int32))
 
     def _keep(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
-        width, rows = columns.shape
         self._starts.append(self.blocks.end)
-        if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
-            self.blocks.append(Block(np.ascontiguousarray(columns), labels, UNWEIGHTED))
-        else:
-            size = rows_per_block(width)
-            for first in range(0, rows, size):
-                part = np.ascontiguousarray(columns[:, first : first + size])
-                self.blocks.append(Block(part, labels[first : first + size], UNWEIGHTED))
+        for first, last in block_edges(*columns.shape):
+            part = np.ascontiguousarray(columns[:, first:last])
+            self.blocks.append(Block(part, labels[first:last], UNWEIGHTED))
+        self._edges.append(len(self.blocks))
+        self._clients.append(clients)
+
+    def _adopt(self, file: Scratch, places: Sequence[Stored], clients: IntArray) -> None:
+        """Take a round whose blocks lie in a file already."""
+        self._starts.append(self.blocks.end)
+        for place in places:
+            self.blocks.adopt(file, place)
         self._edges.append(len(self.blocks))
         self._clients.append(clients)
 
@@ -198,7 +202,20 @@ class BlockStore:
         self._gone = int(state["gone"])
         for k in range(self._gone, self._gone + len(state["rounds"])):
             saved = state["rounds"][str(k)]
-            self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+            if "file" in saved:
+                self._adopt(saved["file"], saved["places"], saved["clients"])
+            else:
+                self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+
+
+def block_edges(columns: int, rows: int) -> list[tuple[int, int]]:
+    """Return the first row of each block of a round, and the first beyond it.
+
+    >>> block_edges(2, 100), block_edges(200, 20_000)
+    ([(0, 100)], [(0, 10485), (10485, 20000)])
+    """
+    size = rows if rows <= FEWEST_ROWS else rows_per_block(columns)  # one block in most rounds
+    return [(first, min(first + size, rows)) for first in range(0, rows, size or 1)]
 
 
 def _within(first: int, last: int, gone: int) -> tuple[int, int]:

@@ -86,8 +86,9 @@ def added(a: T, b: T) -> T:
 
 
 class _OnDisk(NamedTuple):
-    """Where a block lies in the scratch file."""
+    """Where a block lies in a scratch file."""
 
+    file: Scratch
     place: Stored
     rows: int
     start: int
@@ -156,7 +157,19 @@ class Blocks:
         else:
             self._memory = 0  # later blocks follow, so that reading stays in one sweep
             self._scratch = self._scratch or Scratch(self._directory)
-            self._entries.append(_OnDisk(self._scratch.written(here[:3]), here.rows, here.start))
+            place = self._scratch.written(here[:3])
+            self._entries.append(_OnDisk(self._scratch, place, here.rows, here.start))
+
+    def adopt(self, file: Scratch, place: Stored) -> None:
+        """Add a block that lies in a file already: left there, unless memory has room for it."""
+        rows = place.arrays[0][1][1]
+        if place.size <= self._memory:
+            columns, labels, weights = file.read(place, Room())
+            self.append(Block(columns, labels, weights))
+            return
+        self._memory = 0
+        self._entries.append(_OnDisk(file, place, rows, self._end))
+        self._rows, self._end = self._rows + rows, self._end + rows
 
     def forget(self, count: int) -> None:
         """Drop the first blocks; the numbers of the rows that follow stay as they are.
@@ -225,8 +238,7 @@ class Blocks:
         return _in_order(at, self._entries, combine, threads)
 
     def _read(self, entry: _OnDisk, room: Room) -> Block:
-        assert self._scratch is not None
-        columns, labels, weights = self._scratch.read(entry.place, room)
+        columns, labels, weights = entry.file.read(entry.place, room)
         return Block(columns, labels, weights.copy(), entry.start)  # weights outlive the room
 
 
