@@ -223,7 +223,7 @@ def _settled_rounds(count: int) -> int:
     """
     if count <= _ALL_ROUNDS:
         return count
-    scale = 10 ** (len(str(count)) - 1)
+    scale: int = 10 ** (len(str(count)) - 1)
     return max(step for step in (scale, 2 * scale, 5 * scale) if step <= count)
 
 
