@@ -27,11 +27,15 @@ from fedipw.tables import Ledger
 RESULT = Path(__file__).parent / "results" / "ledger.json"
 
 
-def write_log(directory: Path, clients: int, rounds: int, *, steps: int, seed: int = 0) -> int:
+def write_log(
+    directory: Path, clients: int, rounds: int, *, steps: int, seed: int = 0, offset: float = -0.2
+) -> int:
     """Write a population and its rounds; return the number of enrolled clients."""
     rng = np.random.default_rng(seed)
     z, system = rng.standard_normal((3, clients)), rng.choice(["android", "ios", "web"], clients)
-    enrolled = rng.random(clients) < expit(-0.2 + 0.8 * z[0] - 0.5 * z[1] + 0.5 * (system == "ios"))
+    enrolled = rng.random(clients) < expit(
+        offset + 0.8 * z[0] - 0.5 * z[1] + 0.5 * (system == "ios")
+    )
     people = {"unit_id": np.arange(clients), "enrolled": enrolled, "os": system}
     people |= {f"z{j + 1}": z[j] for j in range(3)}
     pl.DataFrame(people).write_parquet(directory / "people.parquet")

@@ -30,6 +30,7 @@ RATE_COLUMNS = 12
 MOST_ROUNDS = 400  # shown one by one
 MERGED_ROUNDS = 200  # lines, where there are more
 _SAMPLE_ROUNDS = 8
+_ALL_ROUNDS = 100  # up to which columns are cut by rounds spread over the whole ledger
 _BY_CLIENT = ("reply_counts", "reply_weights", "present")
 _BY_STEP = ("unknown_rows", "rates", "untold")
 Cutter = Callable[[Sequence[str]], Mapping[str, Cells]]  # how columns of clients are cut
@@ -229,14 +230,31 @@ class LedgerFacts(Observer):
 
 
 def _round_sample(ledger: Ledger, names: Sequence[str]) -> pl.DataFrame:
-    """Return some columns of rows spread over the ledger; eight rounds at most are read for it."""
+    """Return some columns of rows spread over the ledger; eight rounds at most are read for it.
+
+    Of a ledger of more than 100 rounds it is the first 100, 200, 500, 1,000, 2,000 and so on, so
+    that a ledger that grows is mostly cut in the same places.
+    """
     if not names:
         return pl.DataFrame()
     rounds = ledger.rounds
+    rounds = rounds[: _settled_rounds(len(rounds))]
     places = np.unique(np.linspace(0, len(rounds) - 1, _SAMPLE_ROUNDS).astype(np.int64))
     each = SAMPLE // len(places)
     tables = [ledger.read(rounds[place]).select(names) for place in places.tolist()]
     return pl.concat([t.gather_every(max(1, -(-t.height // each))) for t in tables])
+
+
+def _settled_rounds(count: int) -> int:
+    """Return how many of a ledger's first rounds its columns are cut by: all up to 100.
+
+    >>> [_settled_rounds(count) for count in (7, 100, 101, 499, 1100, 4999, 5000)]
+    [7, 100, 100, 200, 1000, 2000, 5000]
+    """
+    if count <= _ALL_ROUNDS:
+        return count
+    scale: int = 10 ** (len(str(count)) - 1)
+    return max(step for step in (scale, 2 * scale, 5 * scale) if step <= count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

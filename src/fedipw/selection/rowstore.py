@@ -8,7 +8,7 @@ one pass costs one exponential and a few multiplications per row whatever the wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedipw.numerics import BoolArray, CodeArray, FloatArray, IntArray, LabelArray
+    from fedipw.storage.scratch import Scratch, Stored
 
 T = TypeVar("T")
 UNWEIGHTED = np.empty(0)  # every row counts once
@@ -140,22 +141,18 @@ class BlockStore:
         self._keep(columns, labels, clients.astype(np.int32))
 
     def _keep(self, columns: FloatArray, labels: LabelArray, clients: CodeArray) -> None:
-        width, rows = columns.shape
         self._starts.append(self.blocks.end)
-        if 0 < rows <= FEWEST_ROWS:  # one block, as in most rounds
-            whole = np.ascontiguousarray(columns)
-            self.blocks.append(Block(whole, labels, UNWEIGHTED, clients=clients))
-        else:
-            for here in (slice(*cut) for cut in self.cuts(width, rows)):
-                part = np.ascontiguousarray(columns[:, here])
-                self.blocks.append(Block(part, labels[here], UNWEIGHTED, clients=clients[here]))
+        for here in (slice(*edges) for edges in block_edges(*columns.shape)):
+            part = np.ascontiguousarray(columns[:, here])
+            self.blocks.append(Block(part, labels[here], UNWEIGHTED, clients=clients[here]))
         self._edges.append(len(self.blocks))
 
-    @staticmethod
-    def cuts(width: int, rows: int) -> list[tuple[int, int]]:
-        """Return the first row and the end of each block of a round with this many rows."""
-        size = rows_per_block(width)
-        return [(first, min(first + size, rows)) for first in range(0, rows, size)]
+    def _adopt(self, file: Scratch, places: Sequence[Stored]) -> None:
+        """Take a round whose blocks lie in a file already."""
+        self._starts.append(self.blocks.end)
+        for place in places:
+            self.blocks.adopt(file, place)
+        self._edges.append(len(self.blocks))
 
     def rounds(self, first: int, last: int, weights: FloatArray = UNWEIGHTED) -> CodedRows:
         """Return the rows of some rounds, none of them copied."""
@@ -215,7 +212,20 @@ class BlockStore:
         self._gone = int(state["gone"])
         for k in range(self._gone, self._gone + len(state["rounds"])):
             saved = state["rounds"][str(k)]
-            self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+            if "file" in saved:
+                self._adopt(saved["file"], saved["places"])
+            else:
+                self._keep(_own(saved["columns"]), _own(saved["labels"]), saved["clients"])
+
+
+def block_edges(columns: int, rows: int) -> list[tuple[int, int]]:
+    """Return the first row of each block of a round, and the first beyond it.
+
+    >>> block_edges(2, 100), block_edges(200, 20_000)
+    ([(0, 100)], [(0, 10485), (10485, 20000)])
+    """
+    size = rows if rows <= FEWEST_ROWS else rows_per_block(columns)  # one block in most rounds
+    return [(first, min(first + size, rows)) for first in range(0, rows, size or 1)]
 
 
 def _within(first: int, last: int, gone: int) -> tuple[int, int]:

@@ -29,6 +29,11 @@ class Stored(NamedTuple):
     offset: int
     arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]  # their types and shapes
 
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays."""
+        return sum(kind.itemsize * int(np.prod(shape)) for kind, shape in self.arrays)
+
 
 class Room:
     """A buffer that grows to the largest group of arrays read into it."""
@@ -62,6 +67,16 @@ class Scratch:
         self._directory, self._end = directory, 0
         self._file: Any = None
         self._writing: deque[Future[None]] = deque()
+
+    @classmethod
+    def over(cls, path: Path) -> Scratch:
+        """Return a file that is there already, to be read where its arrays are known to lie.
+
+        It may be added to or removed meanwhile.
+        """
+        made = cls()
+        made._file = path.open("rb", buffering=0)
+        return made
 
     def __del__(self) -> None:
         if self._file is not None:

@@ -97,8 +97,9 @@ def added(a: T, b: T) -> T:
 
 
 class _OnDisk(NamedTuple):
-    """Where a block lies in the scratch file."""
+    """Where a block lies in a scratch file."""
 
+    file: Scratch
     place: Stored
     rows: int
     start: int
@@ -160,8 +161,19 @@ class Blocks:
         else:
             self._memory = 0  # later blocks follow, so that reading stays in one sweep
             self._scratch = self._scratch or Scratch(self._directory)
-            arrays = columns, labels, weights, clients
-            self._entries.append(_OnDisk(self._scratch.written(arrays), here.rows, here.start))
+            place = self._scratch.written((columns, labels, weights, clients))
+            self._entries.append(_OnDisk(self._scratch, place, here.rows, here.start))
+
+    def adopt(self, file: Scratch, place: Stored) -> None:
+        """Add a block that lies in a file already: left there, unless memory has room for it."""
+        rows = place.arrays[0][1][1]
+        if place.size <= self._memory:
+            columns, labels, weights, clients = file.read(place, Room())
+            self.append(Block(columns, labels, weights, clients=clients))
+            return
+        self._memory = 0
+        self._entries.append(_OnDisk(file, place, rows, self._end))
+        self._rows, self._end = self._rows + rows, self._end + rows
 
     def forget(self, count: int) -> None:
         """Drop the first blocks; the numbers of the rows that follow stay as they are.
@@ -235,8 +247,7 @@ class Blocks:
         return _in_order(at, self._entries, combine, threads)
 
     def _read(self, entry: _OnDisk, room: Room) -> Block:
-        assert self._scratch is not None
-        columns, labels, weights, clients = self._scratch.read(entry.place, room)
+        columns, labels, weights, clients = entry.file.read(entry.place, room)
         # weights outlive the room
         return Block(columns, labels, weights.copy(), entry.start, clients)
 

@@ -3,11 +3,11 @@
 A snapshot is two files: in ``learner/`` of the ledger's directory for a live server, in a directory
 of its own for a replay (:mod:`fedipw.weighting.resume`). ``rows-*.bin`` holds the coded
 rows of each closed round, one after the other; new rounds are added at its end. ``learner.npz`` is
-the rest, small, written anew after each addition, with the length and the digest of the rows that
+the rest, small, written anew after each addition, with length and checksum of the rows that
 belong to it. What a kill leaves beyond that length is not looked at. Where the learner forgets old
 rounds (a rolling window, a decay), the rows begin anew in another file once more than half of them
-are forgotten, so that the snapshot does not grow with the ledger. Rows are read back round by
-round, never all at once: whether they stay in memory is the row store's decision.
+are forgotten, so that the snapshot does not grow with the ledger. Rows beyond those that memory
+has room for are not loaded: fits read them from the file.
 
 A snapshot is used only if its fingerprint is that of whoever asks: the same designs,
 formulas, settings, method, clients and versions, and the same files of rounds, by size and time.
@@ -24,14 +24,16 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
+from zlib import crc32
 
 import numpy as np
 
 from fedipw.errors import InputError
-from fedipw.selection.rowstore import BlockStore
+from fedipw.selection.rowstore import BlockStore, block_edges
 from fedipw.storage.atomic import unwritable
 from fedipw.storage.checkpoint import checkpoint_fingerprint, load_checkpoint, save_checkpoint
+from fedipw.storage.scratch import Room, Scratch, Stored
 from fedipw.tables.columns import ID
 from fedipw.tables.design import Design, Missing
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 EVERY: Final = 20  # rounds between snapshots at most
 _FOLDER, _HEAD = "learner", "learner.npz"
+_FLOATS, _LABELS, _CODES = np.dtype(np.float64), np.dtype(np.int8), np.dtype(np.int32)
 _PACKAGES = ("fedipw", "numpy", "polars", "scikit-learn")
 
 
@@ -84,7 +87,7 @@ class Snapshot:
         self._length, self._saved = 0, 0  # of that file, and rounds up to its end
         self._first, self._base = 0, dict[str, Any]()  # rounds before its first, and their sums
         self._stamped = 0  # rounds whose files are in the digest of files
-        self._digest, self._files = hashlib.sha256(), hashlib.sha256()
+        self._checksum, self._files = 0, hashlib.sha256()
 
     @property
     def rounds(self) -> int:
@@ -129,20 +132,18 @@ class Snapshot:
             {} if learner.models else {s.step.name: len(s.step.design.terms) for s in learner.steps}
         )
         try:
-            with (self.directory / str(head["rows"])).open("rb") as opened:
-                rows = _SavedRows(opened, range(first, rounds), widths, head["base"], length)
-                if rows.digest.hexdigest() != head["digest"]:
-                    raise SnapshotUnusedError("its rows are damaged")
-                state["steps"] = {
-                    name: rows.state(name, step) for name, step in state["steps"].items()
-                }
-                learner.restore(state)
+            path = self.directory / str(head["rows"])
+            rows = _SavedRows(path, range(first, rounds), widths, head["base"], length)
+            if rows.checksum != head["checksum"]:
+                raise SnapshotUnusedError("its rows are damaged")
+            state["steps"] = {name: rows.state(name, step) for name, step in state["steps"].items()}
+            learner.restore(state)
         except OSError as error:
             raise SnapshotUnusedError(f"its rows cannot be read: {error.strerror}") from error
         weigher.restore_learnt(head["learnt"])
         self._stage.restore(head["stage"])
         self._rows, self._length = self.directory / str(head["rows"]), length
-        self._saved, self._digest, self._files = rounds, rows.digest, files
+        self._saved, self._checksum, self._files = rounds, rows.checksum, files
         self._first, self._base, self._stamped = first, head["base"], rounds
         return rounds, {str(note): int(count) for note, count in head["notes"].items()}
 
@@ -167,7 +168,7 @@ class Snapshot:
         head = {
             "rounds": learner.rounds, "rows": self._rows.name, "length": self._length,
             "first": self._first, "base": self._base,
-            "digest": self._digest.hexdigest(), "files": self._files.hexdigest(),
+            "checksum": self._checksum, "files": self._files.hexdigest(),
             "learner": learner.head(), "learnt": weigher.learnt_state(),
             "stage": self._stage.state(), "notes": dict(notes), "more": dict(more or {}),
             "designs": json.dumps({s.step.name: s.step.design.to_json() for s in learner.steps}),
@@ -181,7 +182,7 @@ class Snapshot:
     def _begin(self, learner: Participation, first: int) -> Path:
         """Begin a new file of rows with those of round ``first``, counted from 0; return it."""
         self._length, self._first, self._saved = 0, first, first
-        self._digest = hashlib.sha256()
+        self._checksum = 0
         self._base = {
             step.step.name: {
                 "totals": list(step.totals_before(first)), "sums": step.sums_before(first)
@@ -200,7 +201,7 @@ class Snapshot:
             for k in range(self._saved, learner.rounds):
                 for part in _record(learner, k):
                     file.write(part)
-                    self._digest.update(part)
+                    self._checksum = crc32(part, self._checksum)
                     self._length += len(part)
             file.flush()
             os.fsync(file.fileno())
@@ -221,7 +222,7 @@ class Snapshot:
         """Return why the head cannot be used: damage, or what differs from what it was made of."""
         if "damaged" in error:
             return "it is damaged"
-        why, written = "it is of another server or plan", checkpoint_fingerprint(self._path)
+        why, written = "it was saved under another plan", checkpoint_fingerprint(self._path)
         with suppress(ValueError, TypeError, AttributeError):
             then, now = json.loads(written or ""), json.loads(self._settings)
             other = [name for name in now if then.get(name) != now[name]]
@@ -282,24 +283,25 @@ def _stamp(ledger: Ledger, k: int) -> bytes:
 
 
 def _record(learner: Participation, k: int) -> Iterator[bytes]:
-    """Yield what is kept of a round: for each step sums, columns, labels and clients."""
+    """Yield what is kept of a round: for each step its rows, sums, and its blocks one by one."""
     for step in () if learner.models else learner.steps:
         assert isinstance(step.store, BlockStore)
         columns, labels, clients = step.store.round(k)
         yield np.array([len(clients)], dtype=np.int64).tobytes()
         yield step.sums_before(k + 1).tobytes()
-        yield np.ascontiguousarray(columns).tobytes()
-        yield _padded(labels.astype(np.int8))
-        yield _padded(clients.astype(np.int32))
+        for first, last in block_edges(len(columns), len(clients)):
+            yield np.ascontiguousarray(columns[:, first:last]).tobytes()
+            yield _padded(labels[first:last].astype(np.int8))
+            yield _padded(clients[first:last].astype(np.int32))
 
 
 @final
 class _SavedRows:
-    """The rows in a file of rounds: read once for their digest, then each as it is asked for.
+    """The rows in a file of rounds, read once: they stay where they are.
 
     Parameters
     ----------
-    opened
+    path
         The file.
     rounds
         Those in it, counted from 0.
@@ -313,89 +315,68 @@ class _SavedRows:
 
     def __init__(
         self,
-        opened: BinaryIO,
+        path: Path,
         rounds: range,
         widths: Mapping[str, int],
         base: Mapping[str, Any],
         length: int,
     ) -> None:
-        self._file, self._rounds, self._widths, self._left = opened, rounds, widths, length
-        self.digest = hashlib.sha256()
-        self._places: dict[str, list[tuple[int, int]]] = {name: [] for name in widths}
+        self._start, self.checksum, self._at, self._length = rounds.start, 0, 0, length
+        self._scratch, self._room = Scratch.over(path), Room()
+        self._rounds: dict[str, dict[str, Any]] = {name: {} for name in widths}
         self._totals = {
             name: [(int(base[name]["totals"][0]), int(base[name]["totals"][1]))] for name in widths
         }
         self._sums = {name: [np.array(base[name]["sums"])] for name in widths}
-        for _ in rounds:
-            for name, width in widths.items():
-                self._pass(name, width)
-        if self._left:
+        with path.open("rb") as self._file:
+            for k in rounds:
+                for name, width in widths.items():
+                    self._rounds[name][str(k)] = self._record(name, width)
+        if self._at != length:
             raise SnapshotUnusedError("its rows are of another length")
 
-    def _pass(self, name: str, width: int) -> None:
-        """Take the next record: where it is, its sums and how many passed."""
-        rows = int(self._next(np.int64, 1)[0])
-        if not 0 <= rows <= self._left:
+    def _record(self, name: str, width: int) -> dict[str, Any]:
+        """Return where the next record has its blocks; take its sums and how many passed."""
+        rows = int(self._next(8).view(np.int64)[0])
+        if not 0 <= rows <= self._length:
             raise SnapshotUnusedError("its rows are damaged")
-        self._sums[name].append(self._next(np.float64, width))
-        self._places[name].append((self._file.tell(), rows))
-        self._next(np.float64, width * rows)
-        labels = self._next(np.int8, rows + -rows % 8)[:rows]
-        self._next(np.int32, rows + rows % 2)
+        self._sums[name].append(self._next(8 * width).view(np.float64).copy())
+        places, passed = [], 0
+        for first, last in block_edges(width, rows):
+            size = last - first
+            arrays = (
+                (_FLOATS, (width, size)), (_LABELS, (size,)), (_FLOATS, (0,)), (_CODES, (size,))
+            )  # fmt: skip
+            places.append(Stored(self._at, arrays))
+            self._next(8 * width * size)
+            passed += int(np.count_nonzero(self._next(size + -size % 8).view(np.int8)))
+            self._next(4 * (size + size % 2))
         count, done = self._totals[name][-1]
-        self._totals[name].append((count + rows, done + int(np.count_nonzero(labels))))
+        self._totals[name].append((count + rows, done + passed))
+        return {"file": self._scratch, "places": places}
 
-    def _next(self, kind: Any, count: int) -> Any:
-        """Return the next numbers of the file."""
-        size = count * np.dtype(kind).itemsize
-        if size > self._left:
+    def _next(self, size: int) -> Any:
+        """Return the next bytes of the file, until more are asked for."""
+        if size > self._length - self._at:
             raise SnapshotUnusedError("its rows are damaged")
-        found = np.fromfile(self._file, dtype=kind, count=count)
-        if len(found) != count:
+        found = self._room.of(size)
+        if self._file.readinto(found.data) != size:
             raise SnapshotUnusedError("its rows are cut off")
-        self.digest.update(found.data)
-        self._left -= size
+        self.checksum = crc32(found.data, self.checksum)
+        self._at += size
         return found
 
-    def at(self, name: str, k: int) -> dict[str, Any]:
-        """Return the rows of one round of a step, the ``k``-th in the file."""
-        place, rows = self._places[name][k]
-        width = self._widths[name]
-        self._file.seek(place)
-        columns = np.fromfile(self._file, count=width * rows).reshape(width, rows)
-        labels = np.fromfile(self._file, dtype=np.int8, count=rows + -rows % 8)[:rows]
-        clients = np.fromfile(self._file, dtype=np.int32, count=rows)
-        return {"columns": columns, "labels": labels, "clients": clients}
-
     def state(self, name: str, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of a step, its rows yet to be read."""
-        first = self._rounds.start
-        rounds = _Rounds(self, name, self._rounds) if name in self._widths else {}
+        """Return the state of a step, its rows where they are."""
+        rounds = self._rounds.get(name, {})
         return {
             **head,
-            "store": {"rounds": rounds, "frame": head["frame"], "gone": first},
-            "gone": first,
+            "store": {"rounds": rounds, "frame": head["frame"], "gone": self._start},
+            "gone": self._start,
             "totals": self._totals.get(name, [(0, 0)]),
             # with saved models no rows are kept
             "sums": self._sums.get(name) or [np.array(head["fitted_sums"]["columns"])],
         }
-
-
-@final
-class _Rounds(Mapping[str, Any]):
-    """The rows of a step by round, read when they are asked for."""
-
-    def __init__(self, rows: _SavedRows, name: str, rounds: range) -> None:
-        self._rows, self._name, self._rounds = rows, name, rounds
-
-    def __getitem__(self, key: str) -> dict[str, Any]:
-        return self._rows.at(self._name, self._rounds.index(int(key)))
-
-    def __len__(self) -> int:
-        return len(self._rounds)
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._rounds)
 
 
 def _padded(array: np.ndarray) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.selection.participation import Participation, RoundCounts, StepFit, Window
-from fedipw.selection.rowstore import UNWEIGHTED, BlockStore, CodedRows, weighted_rounds
+from fedipw.selection.rowstore import UNWEIGHTED, BlockStore, CodedRows, block_edges, weighted_rounds
 from fedipw.selection.steps import participation_steps
 from fedipw.tables.cluster import Workers
 from fedipw.tables.columns import REPLIED
@@ -336,7 +336,7 @@ class SpreadStore:
         """Take the number of rows of the next round; blocks have the width of the design."""
         start = self.starts[-1]
         self.starts.append(start + counts.rows)
-        self.edges.append([(start + a, start + b) for a, b in BlockStore.cuts(width, counts.rows)])
+        self.edges.append([(start + a, start + b) for a, b in block_edges(width, counts.rows)])
 
     def append(self, columns: FloatArray, labels: LabelArray, clients: IntArray) -> None:
         """Raise: workers code rounds themselves."""

@@ -1,0 +1,107 @@
+"""``python -m benchmarks.incremental``: what rounds cost that are added to a long ledger.
+
+Writes a population and a ledger of 1,000 rounds, runs ``fedipw weights`` and ``fedipw audit`` on
+it with ``--state``, adds 100 rounds, and runs both again: with the state, and without one, from
+scratch. The files of the last two runs must have the same bytes. Results go to
+benchmarks/results/incremental.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ledger import write_log
+from fedipw.lab.files import environment
+
+RESULT = Path(__file__).parent / "results" / "incremental.json"
+OUTPUTS = {"weights": ("weights.parquet",), "audit": ("audit.html", "audit.json")}
+FEW = -1.75  # log odds by which about a fifth of the population is enrolled
+
+
+def measured(job: str, directory: Path, out: Path, *more: str) -> dict[str, Any]:
+    """Run a command; return its seconds, its processor time and its peak memory."""
+    out.mkdir(exist_ok=True)
+    files = [str(out / name) for name in OUTPUTS[job]]
+    command = [sys.executable, "-m", "fedipw", job, "-q", "--force"]
+    command += ["--population", str(directory / "people.parquet")]
+    command += ["--rounds", str(directory / "rounds"), "--out", files[0], *more]
+    command += ["--json", *files[1:]]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = status  # it was waited for
+    if status:
+        raise RuntimeError(f"{command} ended with {status}")
+    return {
+        "seconds": time.perf_counter() - began,
+        "processor_seconds": used.ru_utime + used.ru_stime,
+        "gigabytes": used.ru_maxrss / 2**20,
+        "said": said.replace(str(out), "") if job == "weights" else "",
+    }
+
+
+def shown(directory: Path, after: int) -> None:
+    """Let the ledger have its first rounds only."""
+    rounds = directory / "rounds"
+    rounds.mkdir(exist_ok=True)
+    for path in sorted((directory / "all").iterdir()):
+        number = int(path.stem[-6:]) if path.suffix == ".parquet" else 0
+        if number <= after and not (rounds / path.name).exists():
+            os.link(path, rounds / path.name)
+
+
+def compared(job: str, directory: Path, rounds: int, added: int) -> dict[str, Any]:
+    """Return the costs of a first run, of one on the rounds added, and of one from scratch."""
+    grown, whole, state = directory / "grown", directory / "whole", str(directory / "state")
+    found: dict[str, Any] = {}
+    shown(directory, rounds)
+    found["first"] = measured(job, directory, grown, "--state", state)
+    shown(directory, rounds + added)
+    found["added"] = measured(job, directory, grown, "--state", state)
+    found["scratch"] = measured(job, directory, whole)
+    said = {name: run.pop("said") for name, run in found.items()}
+    same = [(grown / n).read_bytes() == (whole / n).read_bytes() for n in OUTPUTS[job]]
+    found["same_bytes"] = all(same) and said["added"] == said["scratch"]
+    found["share"] = found["added"]["processor_seconds"] / found["scratch"]["processor_seconds"]
+    held = [path for path in (directory / "state" / job).rglob("*") if path.is_file()]
+    found["state_gigabytes"] = sum(path.stat().st_size for path in held) / 2**30
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--added", type=int, default=100)
+    parser.add_argument("--jobs", nargs="+", default=list(OUTPUTS), choices=list(OUTPUTS))
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    result: dict[str, Any] = {}
+    if given.out.exists():  # jobs may be run one by one
+        result = json.loads(given.out.read_text())
+    sizes = {"clients": given.clients, "rounds": given.rounds, "added": given.added}
+    result |= {**sizes, "environment": environment()}
+    for job in given.jobs:
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = Path(scratch)
+            result["enrolled"] = write_log(
+                directory, given.clients, given.rounds + given.added, steps=1, offset=FEW
+            )
+            (directory / "rounds").rename(directory / "all")
+            result[job] = compared(job, directory, given.rounds, given.added)
+            print(job, json.dumps(result[job]), flush=True)
+            given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
