@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from typer import Option
 
 from fedipw.cli.options import (
     FitName,
+    Place,
     PopulationOptions,
     Rounds,
     Scheduler,
@@ -27,6 +27,8 @@ from fedipw.cli.options import (
     check_strict,
     claim,
     coded_stage,
+    local_directory,
+    path_or_url,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
@@ -43,12 +45,21 @@ _SMALL_P = 1e-4  # below which a p-value is shown as smaller than it
 
 def weights(
     rounds: Rounds,
-    out: Annotated[Path, Option(help="File for one row per reply; .parquet or .csv.")],
+    out: Annotated[
+        Place,
+        Option(
+            parser=path_or_url,
+            help="File for one row per reply, .parquet or .csv, or a directory of parts.",
+        ),
+    ],
     given: PopulationOptions,
     asked: WeightOptions,
     threshold: Threshold = 0.01,
     strict: Strict = None,
-    save_models: Annotated[Path | None, Option(help="Directory for the fitted models.")] = None,
+    save_models: Annotated[
+        Path | None,
+        Option(parser=local_directory, metavar="PATH", help="Directory for the fitted models."),
+    ] = None,
     models_table: Annotated[
         bool,
         Option("--models-table", help="Show coefficients: odds ratios, 95% intervals, p-values."),
@@ -59,19 +70,20 @@ def weights(
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.
 
     Writes unit_id, round, enrollment_prob, participation_prob, inclusion_prob and weight (and
-    enrollment_weight where enrollment is calibrated), one row per reply. Ends with code 3 if no
-    weights can meet the targets, 4 if a probability is below --strict.
+    enrollment_weight where enrollment is calibrated), one row per reply. A name without a suffix is
+    a directory, which gets the rows in parts. Tables, ledgers and outputs can be URLs. Ends with
+    code 3 if no weights can meet the targets, 4 if a probability is below --strict.
 
     Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
     """
-    from fedipw.tables.table import check_table_path
+    from fedipw.tables.parts import check_output, written_rows
     from fedipw.weighting.replay import Replay
 
-    check_table_path(out)
     if save_models is not None and save_models.exists() and not save_models.is_dir():
         raise InputError(f"{save_models} is no directory.")
     who = given.read()
     check_inputs_kept(out, rounds, *given.paths)
+    check_output(out)
     check_probabilities(strict=strict, threshold=threshold)
     if save_models is not None and asked.fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
@@ -84,11 +96,15 @@ def weights(
             settings.check_saved()
         plan = settings.plan(who)
         stage = coded_stage(settings, who, ledger)
-        with bar("rounds") as step, _parts(out) as write:
+        with bar("rounds") as step, written_rows(out) as write:
             replay = Replay(stage, ledger, plan, progress=step)
             for table in replay:
                 write(table)
             record = replay.record
+            if not record.weighed_replies:
+                raise InputError(
+                    "No round has a reply that can be weighed: there is nothing to write."
+                )
             found = stage.overlap(record.enrollment, threshold)
             least = None if found is None else found.smallest[0]
             if record.enrollment is not None and record.enrollment.note:
@@ -106,31 +122,6 @@ def weights(
     say(f"Wrote {out}")
 
 
-@contextmanager
-def _parts(out: Path) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that takes tables; they become one file at the end, or none."""
-    import polars as pl
-
-    from fedipw.storage.atomic import scratch_directory, unwritable
-    from fedipw.tables.table import check_results, write_table
-
-    with scratch_directory(out) as directory:
-        made: list[Path] = []
-
-        def write(table: pl.DataFrame) -> None:
-            check_results(table, out)
-            made.append(directory / f"{len(made):06d}.parquet")
-            try:
-                table.write_parquet(made[-1])
-            except (OSError, pl.exceptions.PolarsError) as error:
-                raise unwritable(out, error) from error
-
-        yield write
-        if not made:
-            raise InputError("No round has a reply that can be weighed: there is nothing to write.")
-        write_table(pl.scan_parquet(made, glob=False), out)
-
-
 def _save(directory: Path, record: Record) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +132,7 @@ def _save(directory: Path, record: Record) -> None:
 
 
 def _summary(
-    record: Record, found: Overlap | None, method: str, out: Path, *, models_table: bool
+    record: Record, found: Overlap | None, method: str, out: Place, *, models_table: bool
 ) -> dict[str, Any]:
     from fedipw.selection.coefficients import coefficient_notes
 

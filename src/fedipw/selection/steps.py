@@ -39,6 +39,7 @@ from fedipw.tables.table import reading
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.selection.saved import StageModel
+    from fedipw.storage.places import Place
 
 
 REPLY_COLUMNS = ("last_reply", "reply_rate", "rounds_since_reply")
@@ -204,7 +205,7 @@ class _Binding:
     """All rounds with what is known of their clients, to which designs are bound."""
 
     query: pl.LazyFrame
-    where: Path
+    where: Place
     columns: tuple[str, ...]  # of the rounds
     members: Members
     formulas: Formulas

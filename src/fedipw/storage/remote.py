@@ -303,8 +303,8 @@ def _version(info: dict[str, Any]) -> str:
     """Return what changes when a file does, of what a store tells of it."""
     known = next((info[name] for name in _VERSIONS if info.get(name)), None)
     if known is None:
-        known = next((info[name] for name in _TIMES if info.get(name)), None)
-        known = known.timestamp() if hasattr(known, "timestamp") else known
+        time: Any = next((info[name] for name in _TIMES if info.get(name)), None)
+        known = time.timestamp() if hasattr(time, "timestamp") else time
     return f"{known} {info.get('size')}"
 
 

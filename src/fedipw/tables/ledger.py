@@ -249,11 +249,11 @@ class Ledger:
 
     @property
     def folder(self) -> Path:
-        """The directory of a ledger that is written, on a local disk; raise if it is at a URL."""
+        """The directory of a server's ledger, on a local disk; raise if it is at a URL."""
         if isinstance(self.directory, Remote):
             raise InputError(
-                f"{self.directory}: a ledger is written to a local directory, where it can be "
-                "locked. Copy closed rounds to the store from there."
+                f"{self.directory} is at a URL: a server keeps its ledger and its checkpoint in a "
+                "local directory, which it can lock. Copy closed rounds to the store from there."
             )
         return self.directory
 

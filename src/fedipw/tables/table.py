@@ -314,9 +314,9 @@ def check_claim(path: Path, claim: int, where: Place | str | None = None) -> Non
     size = path.stat().st_size
     if claim > RATIO * max(1, size):
         raise InputError(
-            f"{where or path} has {size} bytes and claims to hold {claim / 2**30:.3g} GiB, {RATIO} times as "
-            f"much or more: that is no table but a trap, or one of a single value. If you trust "
-            f"it, set {ALLOW}=1."
+            f"{where or path} has {size} bytes and claims to hold {claim / 2**30:.3g} GiB, "
+            f"{RATIO} times as much or more: that is no table but a trap, or one of a single "
+            f"value. If you trust it, set {ALLOW}=1."
         )
 
 

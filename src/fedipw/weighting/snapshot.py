@@ -64,7 +64,7 @@ class Snapshot:
 
     def __init__(self, ledger: Ledger, stage: EnrollmentStage, plan: Plan) -> None:
         self._ledger, self._stage, self._plan = ledger, stage, plan
-        self.directory = ledger.directory / _FOLDER
+        self.directory = ledger.folder / _FOLDER
         self._settings = _settings(stage, plan)
         self._rows: Path | None = None  # the file that this one adds to
         self._length, self._saved = 0, 0  # of that file, and rounds up to its end
