@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,25 +53,13 @@ class Counting(memory.MemoryFileSystem):  # type: ignore[misc]
             raise ConnectionResetError("the network is gone")
 
 
-class Renaming(Counting):
-    """A file system that shows half of a file."""
-
-    protocol = "sftp"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-
-
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield an empty store at ``counting://``."""
-    for kind in (Counting, Renaming):
-        monkeypatch.setattr(kind, "store", {})
-        monkeypatch.setattr(kind, "pseudo_dirs", [""])
-        monkeypatch.setattr(kind, "got", [])
-        monkeypatch.setattr(kind, "put", [])
-        fsspec.register_implementation(kind.protocol, kind, clobber=True)
-    yield fsspec.filesystem("counting")
-    fsspec.register_implementation("sftp", "fsspec.implementations.sftp.SFTPFileSystem", True)
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return an empty store at ``counting://``."""
+    for name, empty in {"store": {}, "pseudo_dirs": [""], "got": [], "put": []}.items():
+        monkeypatch.setattr(Counting, name, empty)
+    fsspec.register_implementation(Counting.protocol, Counting, clobber=True)
+    return fsspec.filesystem("counting")
 
 
 def test_a_url_is_told_from_a_path() -> None:
@@ -174,17 +161,16 @@ def test_a_file_is_put_once_it_is_whole(store: Any) -> None:
 def test_where_half_a_file_shows_it_gets_its_name_at_the_end(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del store
-    there, place = fsspec.filesystem("sftp"), place_of("sftp://b/out.csv")
+    place = place_of("counting://b/out.csv")
     with written_path(place) as path:
         path.write_text("former")
     with monkeypatch.context() as patch:
         patch.setattr(Counting, "lost", True)
         with pytest.raises(UnwritableError, match="the network"), written_path(place) as path:
             path.write_text("new")
-    assert there.cat_file("/b/out.csv") == b"former"
-    assert [name.rpartition("/")[2] for name in there.find("/b")] == ["out.csv"]
-    assert all(name.endswith(".partial") for name in there.put)
+    assert store.cat_file("/b/out.csv") == b"former"
+    assert store.find("/b") == ["/b/out.csv"]
+    assert all(name.endswith(".partial") for name in store.put)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ KEPT: Final = 4 * 2**30  # bytes of copies that are kept while nobody reads them
 _PASSWORD = re.compile(r"//([^/:@]*):[^/@]*@")
 _VERSIONS = ("ETag", "etag", "md5Hash", "generation", "version_id")  # first one that a store has
 _TIMES = ("mtime", "modified", "last_modified", "LastModified", "updated", "created")
-# file systems, where half of a file is seen while it is written: they get it under another name
-_RENAMING = {"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"}
+# stores that show all of a file or nothing; elsewhere it is written under another name
+_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "memory"}
 
 
 @final
@@ -121,7 +121,7 @@ class Remote:
         """Copy a local file there; a reader sees all of it or nothing."""
         files, path = self._opened()
         with self._asked(UnwritableError):
-            if _RENAMING.isdisjoint(_protocols(files)):
+            if not _WHOLE.isdisjoint(_protocols(files)):
                 files.put_file(str(file), path)
                 return
             folder, _, name = path.rpartition("/")
