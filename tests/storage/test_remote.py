@@ -25,7 +25,7 @@ fsspec: Any = pytest.importorskip("fsspec")
 memory: Any = pytest.importorskip("fsspec.implementations.memory")
 
 
-class Counting(memory.MemoryFileSystem):  # type: ignore[misc]
+class Counting(memory.MemoryFileSystem):
     """A store in memory that counts what is copied from it, and may lose its network."""
 
     protocol = "counting"
@@ -124,7 +124,7 @@ def test_copies_beyond_the_limit_go_with_their_last_reader(store: Any, tmp_path:
 def test_a_listing_tells_versions_so_that_files_are_not_asked_for(store: Any) -> None:
     for name in "ab":
         store.pipe_file(f"/b/t/{name}", name.encode())
-    found = list(place_of("counting://b/t").iterdir())
+    found = list(Remote("counting://b/t").iterdir())
     assert {one.name: one.version is None for one in found} == {"a": False, "b": False}
     assert [copy.path.read_text() for copy in copies_of(found)] == ["a", "b"]
 

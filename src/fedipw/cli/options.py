@@ -397,9 +397,11 @@ def check_free(*places: Place | None) -> None:
 
 
 def _is_taken(place: Place) -> bool:
+    from fedipw.storage.places import children
+
     try:
         if place.is_dir():
-            return any(True for _ in place.iterdir())
+            return bool(children(place))
         return os.path.lexists(place) if isinstance(place, Path) else place.exists()
     except OSError:  # what cannot be looked at cannot be written either, which is told later
         return False

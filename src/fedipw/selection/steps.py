@@ -225,7 +225,8 @@ class _Binding:
         if isinstance(rounds, Round):
             ids = members.frame[ID][rounds.rows].to_frame()  # a round may have no other column
             listed = ids.hstack(rounds.table.get_columns()).lazy()
-            columns, where, everyone = (*rounds.table.columns, ID), Path("round 1"), True
+            columns, everyone = (*rounds.table.columns, ID), True
+            where: Place = Path("round 1")
         else:
             columns = tuple(rounds.schema.names() if opening is None else opening.columns)
             where, coming = rounds.directory, [] if opening is None else [opening.lazy()]

@@ -56,6 +56,11 @@ def identity(place: Place) -> tuple[str, str]:
     return "", os.path.realpath(place)  # of a loop of links too
 
 
+def children(directory: Place) -> list[Place]:
+    """Return the files and directories in one, in order of their names."""
+    return sorted([*directory.iterdir()], key=lambda place: place.name)
+
+
 def copy_of(place: Place) -> Copy:
     """Return a local copy of a file that lasts as long as it is held; a local file is its own."""
     return copies().copy(place) if isinstance(place, Remote) else Copy(place)

@@ -226,12 +226,12 @@ class Ledger:
         Of rounds at a URL, copies of all of them stay for as long as the ledger is used.
         """
         rounds = self.require_rounds()
-        held = copies_of(self.path(index) for index in rounds)
+        held = copies_of(self._place(index) for index in rounds)
         for index in rounds[1:]:
-            self._check_columns(self._schema_of(index), self.path(index))
+            self._check_columns(self._schema_of(index), self._place(index))
         query = pl.scan_parquet([copy.path for copy in held], glob=False)
         self._scanned[:] = held
-        first = self.path(self.since)
+        first = self._place(self.since)
         return query.rename(self._renamed(query.collect_schema().names(), first))
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
@@ -277,7 +277,7 @@ class Ledger:
 
     def has(self, index: int) -> bool:
         """Return whether a round is closed, without a look at the others."""
-        path = self.path(index)
+        path = self._place(index)
         return (isinstance(path, Remote) and path.version is not None) or path.is_file()
 
     def _write(self, index: int, frame: pl.DataFrame) -> None:
@@ -287,24 +287,27 @@ class Ledger:
         if index < self.since or not follows or self.has(index):
             last = max(self.rounds, default="none")
             raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
-        path = self.path(index)
+        path = self._place(index)
         if index > self.since:
             self._check_columns(frame.schema, path)
         self._write_version()
         names = frame.columns if index == self.since else self.schema.names()
         write_table(frame.select(names), path, cleaned=False)
 
-    def path(self, index: int) -> Place:
-        """Return the file of a round."""
-        name = f"round-{index:06d}.parquet"
-        if isinstance(self.directory, Remote) and name in self._listed:
-            return self._listed[name]
-        return self.directory / name
+    def path(self, index: int) -> Path:
+        """Return the file of a round of a ledger on a local disk."""
+        return self.folder / _name(index)
+
+    def _place(self, index: int) -> Place:
+        """Return where the file of a round is."""
+        if isinstance(self.directory, Remote) and _name(index) in self._listed:
+            return self._listed[_name(index)]
+        return self.directory / _name(index)
 
     def _closed_path(self, index: int) -> Place:
         if not self.has(index):
             raise InputError(f"No round {index} in {self.directory}.")
-        return self.path(index)
+        return self._place(index)
 
     def _schema_of(self, index: int) -> pl.Schema:
         path = self._closed_path(index)
@@ -324,7 +327,7 @@ class Ledger:
         return {self.id: ID}
 
     def _check_columns(self, schema: pl.Schema, path: Place) -> None:
-        check_same_columns(schema, self.schema, str(path), self.path(self.since).name)
+        check_same_columns(schema, self.schema, str(path), self._place(self.since).name)
 
     def _check_version(self) -> None:
         path = self.directory / _VERSION_FILE
@@ -342,6 +345,10 @@ class Ledger:
         path = self.folder / _VERSION_FILE
         if not path.exists():
             write_text(path, json.dumps({"version": VERSION}) + "\n")
+
+
+def _name(index: int) -> str:
+    return f"round-{index:06d}.parquet"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import polars as pl
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
 from fedipw.storage.atomic import scratch_directory, unwritable
-from fedipw.storage.places import Place, place_of
+from fedipw.storage.places import Place, children, place_of
 from fedipw.storage.remote import Remote
 from fedipw.tables.table import (
     SUCCESS,
@@ -70,7 +70,7 @@ def check_parts_place(place: Place) -> None:
 def _names(place: Place) -> list[str]:
     """Return what is in a directory, nothing if it is not there."""
     try:
-        return sorted(one.name for one in place.iterdir()) if place.is_dir() else []
+        return [one.name for one in children(place)] if place.is_dir() else []
     except OSError as error:
         raise unwritable(place, error) from error
 

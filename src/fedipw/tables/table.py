@@ -25,6 +25,7 @@ from fedipw.storage.atomic import unwritable
 from fedipw.storage.places import (
     Place,
     check_place,
+    children,
     copies_of,
     local_file,
     place_of,
@@ -287,7 +288,7 @@ class Table:
 def _parts_in(directory: Place) -> list[Place]:
     """Return the files of a table in parts, in order of their names."""
     try:
-        found = sorted(directory.iterdir(), key=lambda place: place.name)
+        found = children(directory)
     except OSError as error:
         raise InputError(f"{directory} cannot be read: {error.strerror}.") from error
     names = {place.name for place in found}
@@ -296,7 +297,7 @@ def _parts_in(directory: Place) -> list[Place]:
             f"{directory} is being written, or was left unfinished: it has no {SUCCESS}. Wait, or "
             "write it again."
         )
-    parts: list[Place] = [place for place in found if place.name.endswith(".parquet")]
+    parts = [place for place in found if place.name.endswith(".parquet")]
     if not parts:
         raise InputError(f"{directory} holds no .parquet file.")
     return parts
