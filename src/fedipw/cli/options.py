@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from typer import Context, Option
 
@@ -19,11 +19,13 @@ from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
-    from fedipw.storage.places import Place
+    from fedipw.storage import places
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.population import Population
     from fedipw.tables.table import Table
     from fedipw.weighting.settings import Settings
+
+    Place: TypeAlias = places.Place
 else:
     Place = str  # Typer knows no unions; the parser makes what it is
 
