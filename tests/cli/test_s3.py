@@ -1,4 +1,7 @@
-"""Commands on a real S3 interface, that of a server on this machine, in processes of their own."""
+"""Commands on a real S3 interface, that of a server on this machine, in processes of their own.
+
+``make s3`` installs what these tests need; without it they are left out.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from worlds import World
 
 from .command import Files, succeeded
 
-pytest.importorskip("s3fs", reason="tests of object stores need s3fs")
-pytest.importorskip("flask_cors", reason="the S3 server on this machine needs flask and flask-cors")
-boto3: Any = pytest.importorskip("boto3", reason="the S3 server on this machine needs moto[s3]")
-server: Any = pytest.importorskip("moto.server", reason="tests of object stores need moto[s3]")
+pytest.importorskip("s3fs", reason="needs s3fs: make s3")
+pytest.importorskip("flask_cors", reason="needs flask-cors: make s3")
+boto3: Any = pytest.importorskip("boto3", reason="needs moto[s3]: make s3")
+server: Any = pytest.importorskip("moto.server", reason="needs moto[s3]: make s3")
 
 WORLD = World(size=200, rounds=3, seed=5, covariates=("age",), metric=pl.col("age"))
 KEYS = {
@@ -99,6 +102,15 @@ def test_weights_in_a_bucket_are_those_on_a_disk(
         f"out/weights/{part.name}": part.read_bytes(),
     }
     assert not list(scratch.iterdir())
+
+
+def test_a_page_in_a_bucket_is_that_on_a_disk(
+    address: str, bucket: Any, files: Files, tmp_path: Path
+) -> None:
+    succeeded("audit", *given(files.where), "--out", tmp_path / "a.html")
+    done = process(address, "audit", *given("s3://devices"), "--out", "s3://devices/out/a.html")
+    assert done.returncode == 0, done.stderr
+    assert objects(bucket, "out/a.html") == {"out/a.html": (tmp_path / "a.html").read_bytes()}
 
 
 def test_a_bucket_that_is_not_there_is_bad_input(address: str, bucket: Any, files: Files) -> None:
