@@ -22,7 +22,7 @@ NUMERIC = tests/numerics tests/selection tests/calibration --ignore-glob='*_larg
 SEED ?= 1729
 
 .PHONY: demo test lint types unit portable docs kernels bench clean \
-  matrix numeric lowest audit-packages fuzz faults
+  matrix numeric lowest audit-packages fuzz faults s3
 
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/fedipw reproduce --out demo
@@ -95,3 +95,10 @@ fuzz: $(STAMP)
 
 faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults
+
+# Commands on an S3 interface on this machine, in an environment of their own: its packages take long
+# to resolve and want an older dateutil.
+s3:
+	$(PYTHON) -m venv $(VENV)-s3
+	$(VENV)-s3/bin/python $(INSTALL) '.[remote]' pytest hypothesis s3fs 'moto[s3]' flask flask-cors
+	$(VENV)-s3/bin/python -m pytest tests/cli/test_s3.py

@@ -1,7 +1,8 @@
 """The common jobs in one call each: weigh, calibrate, evaluate, audit.
 
-Tables are anything a :class:`~fedipw.tables.population.Population` takes: a path, or a frame of
-polars, pandas or Arrow. Results are values that print well, in a notebook too, and become frames.
+Tables are anything a :class:`~fedipw.tables.population.Population` takes: a path or URL, or a
+frame of polars, pandas or Arrow. Results are values that print well, in a notebook too, and become
+frames.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fedipw.evaluation.evaluate import Evaluation
     from fedipw.selection.enrollment import EnrollmentStage
     from fedipw.selection.overlap import Overlap
+    from fedipw.storage.places import Place
     from fedipw.weighting.replay import Plan, Record
     from fedipw.weighting.resume import SavedRun
 
@@ -128,20 +130,20 @@ class Report:
 
     def save(
         self,
-        path: str | Path,
-        json_path: str | Path | None = None,
-        card_path: str | Path | None = None,
+        path: str | Place,
+        json_path: str | Place | None = None,
+        card_path: str | Place | None = None,
     ) -> None:
         """Write the page, and the same numbers as JSON and the card as Markdown if asked."""
         from fedipw.audit.pages import audit_page  # noqa: PLC0415
-        from fedipw.storage.atomic import write_texts  # noqa: PLC0415
+        from fedipw.storage.places import place_of, write_texts  # noqa: PLC0415
 
-        texts = {Path(path): audit_page(self.audit)}
+        texts = {place_of(path): audit_page(self.audit)}
         if json_path is not None:
             numbers = json.dumps(self.audit.to_json(), indent=1, allow_nan=False)
-            texts[Path(json_path)] = numbers + "\n"
+            texts[place_of(json_path)] = numbers + "\n"
         if card_path is not None:
-            texts[Path(card_path)] = self.card()
+            texts[place_of(card_path)] = self.card()
         write_texts(texts)
 
     def card(self) -> str:
@@ -393,7 +395,7 @@ def evaluate(
     if ratio_to is not None:
         values = values.over(Metrics.read(ratio_to, id=id))
     if replicate_weights is not None:
-        check_table_path(Path(replicate_weights))
+        check_table_path(replicate_weights)
         replicates = replicates or REPLICATES
     kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
     who = _population(population, id).clustered(cluster)

@@ -31,7 +31,7 @@ from fedipw.evaluation.sample import TwoPhase
 from fedipw.lab.two_phase import fitted_two_phase
 from fedipw.numerics import FloatArray
 from fedipw.selection.logistic import logistic_fit
-from fedipw.tables.partitions import Block, Blocks
+from fedipw.tables.partitions import Block, Blocks, Partitions
 from fedipw.weighting.balance import Balance
 
 
@@ -287,8 +287,9 @@ def test_rows_in_a_scratch_file_give_the_same_numbers(tmp_path: Path) -> None:
         np.testing.assert_allclose(second.weights, first.weights, rtol=1e-9)
 
 
-def spilled(rows: Blocks, where: Path) -> Blocks:
+def spilled(rows: Partitions, where: Path) -> Blocks:
     """The same rows in blocks of 70, none of them in memory."""
+    assert isinstance(rows, Blocks)
     out = Blocks(memory=0, directory=where)
     for block in rows:
         for first in range(0, block.rows, 70):

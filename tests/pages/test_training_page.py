@@ -79,7 +79,7 @@ def test_what_clients_named_is_written_out_and_what_is_damaged_is_counted(
     where, _ = trained
     shutil.copytree(where / "ledger", tmp_path / "copy")
     ledger = Ledger(tmp_path / "copy")
-    folder = ledger.directory / "checkpoint"
+    folder = ledger.folder / "checkpoint"
     for index, metrics in ((1, {NASTY: 1.0}), (2, {"loss": 10**400, "x": [1], "ok": True})):
         path = folder / f"train-{index:06d}.json"
         path.write_text(json.dumps({"metrics": {**metrics, "fedipw-weighed": 3}}))

@@ -30,6 +30,7 @@ from fedipw.tables.cluster import ClusterBlocks, connected
 from fedipw.tables.design import Missing
 from fedipw.tables.formula import term_of
 from fedipw.tables.partitions import Block, sum_over
+from fedipw.tables.parts import written_parts
 from fedipw.tables.population import Population
 from fedipw.tables.table import Slice, Table, rows_of
 
@@ -117,6 +118,23 @@ def test_a_fit_on_the_cluster_is_the_local_one(
     )
     assert_same_fit(there.logistic(), local.logistic())
     assert there.design == local.design
+
+
+def test_workers_copy_the_parts_that_they_reach_by_url(client: Any, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    here = in_parts(people(9_000), tmp_path / "people", 3_000)
+    url = Table(f"simplecache::file://{tmp_path}/people")
+    there = table_model(url, FORMULA, settings=TableSettings(client=client))
+    assert_same_fit(there.logistic(), table_model(here, FORMULA).logistic())
+
+
+@pytest.mark.parametrize("start", ["", "simplecache::file://"])
+def test_workers_write_parts(client: Any, tmp_path: Path, start: str) -> None:
+    frame = people(3_000).select("unit_id", "age")
+    with written_parts(f"{start}{tmp_path}/weights") as parts:
+        pieces = list(frame.iter_slices(1_000))
+        client.gather(client.map(parts.write, range(3), pieces, pure=False))
+    assert Table(tmp_path / "weights").collect().equals(frame)
 
 
 @pytest.mark.parametrize("distance", [Quadratic(), Entropy()], ids=["quadratic", "entropy"])

@@ -41,7 +41,7 @@ def test_rounds_come_back_in_order(ledger: Ledger) -> None:
 
 
 def test_a_round_being_written_is_not_seen(ledger: Ledger) -> None:
-    (ledger.directory / ".round-000004.parquet.partial").write_bytes(b"half")
+    (ledger.folder / ".round-000004.parquet.partial").write_bytes(b"half")
     assert Ledger(ledger.directory).rounds == (1, 2, 3)
     assert len(list(Ledger(ledger.directory))) == 3
 
@@ -53,11 +53,11 @@ def test_only_the_next_round_can_be_closed(ledger: Ledger) -> None:
 
 
 def test_missing_and_truncated_rounds_are_named(ledger: Ledger) -> None:
-    path = ledger.directory / "round-000003.parquet"
+    path = ledger.folder / "round-000003.parquet"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match=r"round-000003\.parquet is not a readable parquet table"):
         list(Ledger(ledger.directory))
-    (ledger.directory / "round-000002.parquet").unlink()
+    (ledger.folder / "round-000002.parquet").unlink()
     with pytest.raises(InputError, match=r"round 2 is missing; rounds 1 to 3 are expected"):
         list(Ledger(ledger.directory))
     with pytest.raises(InputError, match="No ledger directory"):
@@ -72,7 +72,7 @@ def test_other_columns_and_types_are_named(ledger: Ledger) -> None:
     with pytest.raises(InputError, match="no battery"):
         ledger.append(4, frame().drop("battery"))
     changed = frame(battery=[1, 2, None]).with_columns(round=pl.lit(3, dtype=pl.Int64))
-    changed.write_parquet(ledger.directory / "round-000003.parquet")
+    changed.write_parquet(ledger.folder / "round-000003.parquet")
     with pytest.raises(InputError, match=r"round-000003\.parquet: column 'battery' is Int64"):
         list(Ledger(ledger.directory))
 
@@ -102,7 +102,7 @@ def test_rounds_that_cannot_be(tmp_path: Path, changes: dict[str, object], messa
 
 
 def test_other_versions_are_refused(ledger: Ledger) -> None:
-    path = ledger.directory / "ledger.json"
+    path = ledger.folder / "ledger.json"
     path.write_text(json.dumps({"version": 2}))
     with pytest.raises(InputError, match="has version 2, this program reads 1"):
         list(Ledger(ledger.directory))
@@ -119,7 +119,7 @@ def test_rounds_before_a_first_one_are_left_alone(ledger: Ledger) -> None:
     later = Ledger(ledger.directory, since=rounds[1])
     assert later.rounds == rounds[1:]
     assert [frame["round"][0] for frame in later] == list(rounds[1:])
-    (ledger.directory / f"round-{rounds[0]:06d}.parquet").unlink()
+    (ledger.folder / f"round-{rounds[0]:06d}.parquet").unlink()
     later.require_rounds()
     with pytest.raises(InputError, match=f"round {rounds[0]} is missing"):
         ledger.require_rounds()

@@ -44,13 +44,12 @@ class TrainingRun:
 
 def training_run(ledger: Ledger) -> TrainingRun:
     """Return what a server's ledger and the metrics beside it tell."""
-    rounds = ledger.require_rounds()
+    folder, rounds = ledger.folder / "checkpoint", ledger.require_rounds()
     invited, outcomes = [], []
     for index in rounds:
         frame = ledger.read(index)
         invited.append(int(frame[INVITED].sum()))
         outcomes.append(_outcomes(frame))
-    folder = ledger.directory / "checkpoint"
     trained, lost = _metrics(folder, "train", rounds)
     evaluated, more = _metrics(folder, "evaluate", rounds)
     if not trained:

@@ -108,9 +108,9 @@ def recorded_reliance(ledger: Ledger | None) -> Mapping[int, float]:
     A server's checkpoint has the metrics of every round. What is not there, or cannot be read, is
     left out.
     """
-    if ledger is None:
+    if ledger is None or not isinstance(ledger.directory, Path):  # no server writes to a URL
         return {}
-    folder, out = Path(ledger.directory) / "checkpoint", {}
+    folder, out = ledger.directory / "checkpoint", {}
     if not folder.is_dir():
         return {}
     for index in ledger.rounds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ from fedipw.cli.options import (
     ALWAYS,
     Cluster,
     Memory,
+    Place,
     PopulationOptions,
     Scheduler,
     State,
@@ -27,6 +27,7 @@ from fedipw.cli.options import (
     coded_stage,
     going_on,
     keep_to,
+    path_or_url,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
@@ -48,19 +49,22 @@ def _print_schema(wanted: bool) -> None:
 
 def audit(
     ctx: typer.Context,
-    out: Annotated[Path, Option(help="The page, an .html file.")],
+    out: Annotated[Place, Option(parser=path_or_url, help="The page, an .html file.")],
     given: PopulationOptions,
     asked: WeightOptions,
-    rounds: Annotated[Path | None, Option(help="Ledger: a directory of closed rounds.")] = None,
+    rounds: Annotated[
+        Place | None, Option(parser=path_or_url, help="Ledger: a directory of closed rounds.")
+    ] = None,
     compare: Annotated[
-        tuple[Path, Path] | None,
+        tuple[str, str] | None,
         Option(help="Two audits (page or JSON), before and after.", metavar="BEFORE AFTER"),
     ] = None,
     training: Annotated[
         bool, Option("--training", help="The training page of a Flower server's --rounds.")
     ] = False,
     metrics: Annotated[
-        Path | None, Option(help="Metric of the replies: unit_id, round, value.")
+        Place | None,
+        Option(parser=path_or_url, help="Metric of the replies: unit_id, round, value."),
     ] = None,
     metric_name: Annotated[str, Option(help="What the metric is called.")] = "metric",
     by: Annotated[
@@ -83,10 +87,12 @@ def audit(
     scheduler: Scheduler = None,
     memory: Memory = None,
     as_json: Annotated[
-        Path | None, Option("--json", help="File for the same numbers as JSON.")
+        Place | None,
+        Option("--json", parser=path_or_url, help="File for the same numbers as JSON."),
     ] = None,
     card: Annotated[
-        Path | None, Option(help="File for a summary like a model card, in Markdown.")
+        Place | None,
+        Option(parser=path_or_url, help="File for a summary like a model card, in Markdown."),
     ] = None,
     schema: Annotated[
         bool,
@@ -113,14 +119,15 @@ def audit(
     from fedipw.audit.training import Means
     from fedipw.audit.verdict import judged
     from fedipw.evaluation.logged import Metrics
-    from fedipw.storage.atomic import check_place, write_texts
+    from fedipw.storage.places import check_place, identity, write_texts
     from fedipw.weighting.replay import Record
 
     del schema
-    written = {path.resolve(): path for path in (out, as_json, card) if path is not None}
+    written = {identity(path): path for path in (out, as_json, card) if path is not None}
+    earlier = [path_or_url(text) for text in compare or ()]
     for path in written.values():
         check_place(path)
-        check_inputs_kept(path, rounds, *given.paths, metrics, *(compare or ()))
+        check_inputs_kept(path, rounds, *given.paths, metrics, *earlier)
     if len(written) < 1 + (as_json is not None) + (card is not None):
         raise InputError(f"{out}: the page, the JSON file and the card need a file each.")
     claim(out, as_json, card)
@@ -129,7 +136,7 @@ def audit(
         return
     if compare is not None:
         _check_alone(ctx, {"out", "compare"}, "--compare takes two audits that were made before")
-        before, after = (_earlier(path) for path in compare)
+        before, after = map(_earlier, earlier)
         write_texts({out: compare_page(before, after)})
         say(f"Wrote {out}")
         return
@@ -176,10 +183,10 @@ def _smallest_enrollment(found: Audit) -> float | None:
     return found.overlap.smallest_prob
 
 
-def _write_training(ctx: typer.Context, out: Path, rounds: Path | None, title: str) -> None:
+def _write_training(ctx: typer.Context, out: Place, rounds: Place | None, title: str) -> None:
     """Write the page of a training run."""
     from fedipw.audit.progress import training_page, training_run
-    from fedipw.storage.atomic import write_texts
+    from fedipw.storage.places import write_texts
     from fedipw.tables.ledger import Ledger
 
     taken = {"out", "training", "rounds", "title"}
@@ -207,7 +214,7 @@ def _check_alone(ctx: typer.Context, taken: Collection[str], why: str) -> None:
         raise InputError(f"{why}, and nothing else but --out: leave out {some(more)}.")
 
 
-def _write(report: Report, out: Path, as_json: Path | None, card: Path | None) -> None:
+def _write(report: Report, out: Place, as_json: Place | None, card: Place | None) -> None:
     report.save(out, as_json, card)
     found = report.audit
     assert found.verdict is not None
@@ -225,12 +232,14 @@ def _write(report: Report, out: Path, as_json: Path | None, card: Path | None) -
     say(f"Wrote {' and '.join(str(path) for path in (out, as_json, card) if path is not None)}")
 
 
-def _earlier(path: Path) -> Audit:
+def _earlier(path: Place) -> Audit:
     """Return the numbers of an audit that was written before, from its page or its JSON file."""
     from fedipw.audit.compare import written_audit
+    from fedipw.storage.places import local_file
 
     try:
-        return written_audit(path.read_text(encoding="utf-8"))
+        with local_file(path) as file:
+            return written_audit(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
     except InputError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from fedipw.cli.options import ID, Id, Memory, Separator
+from fedipw.cli.options import ID, Id, Memory, Place, Separator, path_or_url
 from fedipw.cli.terminal import out as _out
 from fedipw.cli.terminal import say
 from fedipw.errors import InputError
@@ -34,9 +33,19 @@ class DistanceName(StrEnum):
 
 
 def calibrate(
-    units: Annotated[Path, Argument(help="Enrolled clients: a table file or a directory.")],
-    targets: Annotated[Path, Option(help="Population means: name,value[,se].")],
-    out: Annotated[Path, Option(help="File for unit_id,weight, by suffix.")],
+    units: Annotated[
+        Place,
+        Argument(parser=path_or_url, help="Enrolled clients: a table file or a directory."),
+    ],
+    targets: Annotated[
+        Place, Option(parser=path_or_url, help="Population means: name,value[,se].")
+    ],
+    out: Annotated[
+        Place,
+        Option(
+            parser=path_or_url, help="File for unit_id,weight, by suffix, or a directory of parts."
+        ),
+    ],
     distance: Annotated[
         DistanceName, Option(help="How weights keep near the base.")
     ] = DistanceName.QUADRATIC,
@@ -68,22 +77,23 @@ def calibrate(
     the targets makes noisy totals count for less. Ends with exit code 3 if no weights can meet the
     targets, with the constraints in conflict and the nearest that can be met.
 
-    Tables are .parquet, .csv, .csv.gz, .tsv or .feather files, or directories of .parquet files. A
-    table of more than two million rows is read in blocks instead of at once; the workers of a Dask
-    cluster must see its files.
+    Tables are .parquet, .csv, .csv.gz, .tsv or .feather files, or directories of .parquet files, by
+    path or URL. A table of more than two million rows is read in blocks instead of at once; the
+    workers of a Dask cluster must see its files. An output without a suffix is a directory, which
+    gets the rows in parts.
 
     Example: fedipw calibrate enrolled.parquet --targets census.csv --out weights.parquet
     """
     from fedipw.calibration import Box, calibrated_table, distance_named
     from fedipw.cli.options import check_inputs_kept, check_totals, claim, keep_to, scheduled
     from fedipw.storage.memory import check_memory
+    from fedipw.tables.parts import check_output, written_rows
     from fedipw.tables.table import Table as FileTable
-    from fedipw.tables.table import check_results, check_table_path, write_table
     from fedipw.tables.targets import Targets
 
     keep_to(memory)
-    check_table_path(out)
     check_inputs_kept(out, None, units, targets)
+    check_output(out)
     check_totals(population_size, totals=totals)
     claim(out)
     rule = distance_named(distance.value, None if bounds is None else _bounds(bounds))
@@ -100,8 +110,8 @@ def calibrate(
             client=client,
         )
     check_memory()
-    check_results(table, out)
-    write_table(table, out)
+    with written_rows(out) as write:
+        write(table)
     if as_json:
         typer.echo(
             json.dumps(
@@ -142,7 +152,7 @@ def _plain(found: Calibration) -> dict[str, Any]:
     }
 
 
-def _print(found: Calibration, rows: int, out: Path) -> None:
+def _print(found: Calibration, rows: int, out: Place) -> None:
     from fedipw.calibration.tables import OTHERS
 
     moved = bool((found.given != found.target).any())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +15,7 @@ from fedipw.cli.options import (
     Cluster,
     Memory,
     ModelOptions,
+    Place,
     PopulationOptions,
     Rounds,
     Scheduler,
@@ -23,6 +23,7 @@ from fedipw.cli.options import (
     claim,
     coded_stage,
     keep_to,
+    path_or_url,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
@@ -42,12 +43,15 @@ _SHORT = {"horvitz-thompson": "HT", "prediction-powered": "PPI"}
 
 def evaluate(
     ctx: typer.Context,
-    metrics: Annotated[Path, Option(help="unit_id, round, value and perhaps n.")],
+    metrics: Annotated[
+        Place, Option(parser=path_or_url, help="unit_id, round, value and perhaps n.")
+    ],
     rounds: Rounds,
     given: PopulationOptions,
     models: ModelOptions,
     against: Annotated[
-        Path | None, Option(help="Metrics of another model on the same clients and rounds.")
+        Place | None,
+        Option(parser=path_or_url, help="Metrics of another model on the same clients and rounds."),
     ] = None,
     by: Annotated[
         list[str] | None, Option(help="Column of clients to group by, or round; repeatable.")
@@ -66,7 +70,11 @@ def evaluate(
         list[float] | None, Option(help="Quantile of the metric, such as 0.5; repeatable.")
     ] = None,
     ratio_to: Annotated[
-        Path | None, Option(help="Another metric of the same replies: the ratio of both totals.")
+        Place | None,
+        Option(
+            parser=path_or_url,
+            help="Another metric of the same replies: the ratio of both totals.",
+        ),
     ] = None,
     total: Annotated[
         bool, Option("--total", help="Totals of everyone and of groups of known size.")
@@ -76,7 +84,8 @@ def evaluate(
         Option(help="Differences of groups: rest, pairs, or a group such as os=ios; repeatable."),
     ] = None,
     replicate_weights: Annotated[
-        Path | None, Option(help="Table of replicate weights for other tools.")
+        Place | None,
+        Option(parser=path_or_url, help="Table of replicate weights for other tools."),
     ] = None,
     replicates: Annotated[int | None, Option(help="How many of them; 50 unless given.")] = None,
     seed: Annotated[int, Option(help="Of the groups that these leave out, of bootstraps.")] = 0,
@@ -103,7 +112,10 @@ def evaluate(
     ] = False,
     scheduler: Scheduler = None,
     memory: Memory = None,
-    out: Annotated[Path | None, Option(help="Table of estimates; .csv or .parquet.")] = None,
+    out: Annotated[
+        Place | None,
+        Option(parser=path_or_url, help="Table of estimates; .csv or .parquet."),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Estimate a metric's mean over the whole population from its respondents.
@@ -120,6 +132,7 @@ def evaluate(
     from fedipw.evaluation.logged import Metrics, logged_two_phase
     from fedipw.evaluation.prediction import checked_regression
     from fedipw.evaluation.replicates import REPLICATES
+    from fedipw.storage.places import identity
     from fedipw.tables.table import check_results, check_table_path, write_table
 
     keep_to(memory)
@@ -132,12 +145,10 @@ def evaluate(
     if replicate_weights is not None:
         check_table_path(replicate_weights)
         check_inputs_kept(replicate_weights, rounds, *given.paths, metrics, against, ratio_to)
-        if out is not None and out.absolute() == replicate_weights.absolute():
+        if out is not None and identity(out) == identity(replicate_weights):
             raise InputError(f"--out and --replicate-weights both name {out}.")
         claim(replicate_weights)
-    _check_numbers(sensitivity or [], jackknife, confidence)
-    if conclusion is not None and not sensitivity:
-        raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
+    _check_numbers(sensitivity or [], conclusion, jackknife, confidence)
     if against is not None and proportion is None:
         proportion = False  # differences, even if all of them should be 0 or 1
     kind = interval_named(interval, replicates=resamples, proportion=proportion, seed=seed)
@@ -175,7 +186,11 @@ def evaluate(
     _report(found, written, as_json=as_json, contrast=against is not None)
 
 
-def _check_numbers(odds: list[float], jackknife: int, confidence: float) -> None:
+def _check_numbers(
+    odds: list[float], conclusion: float | None, jackknife: int, confidence: float
+) -> None:
+    if conclusion is not None and not odds:
+        raise InputError("--conclusion goes with --sensitivity, such as --sensitivity 2.")
     if any(not (value >= 1.0) for value in odds):
         raise InputError(f"--sensitivity takes odds ratios of 1 or more, not {min(odds):g}.")
     if jackknife < 0 or jackknife == 1:
@@ -184,7 +199,7 @@ def _check_numbers(odds: list[float], jackknife: int, confidence: float) -> None
         raise InputError(f"--confidence lies between 0 and 1, not {confidence:g}.")
 
 
-def _check_replicates(path: Path | None, count: int | None) -> None:
+def _check_replicates(path: Place | None, count: int | None) -> None:
     if count is not None and path is None:
         raise InputError("--replicates goes with --replicate-weights, the file to write them to.")
     if count is not None and count < 2:
@@ -219,7 +234,7 @@ def _print(table: Table, lines: list[Estimate]) -> None:
     _out.print(table, rows=_SHOWN, grouped=True)
 
 
-def _report(found: Evaluation, written: list[Path], *, as_json: bool, contrast: bool) -> None:
+def _report(found: Evaluation, written: list[Place], *, as_json: bool, contrast: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found.to_json(), allow_nan=False))
         return

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from typer import Context, Option
 
@@ -19,11 +19,16 @@ from fedipw.errors import InputError, PositivityError
 
 if TYPE_CHECKING:
     from fedipw.selection.enrollment import EnrollmentStage
+    from fedipw.storage import places
     from fedipw.tables.ledger import Ledger
     from fedipw.tables.population import Population
     from fedipw.tables.table import Table
     from fedipw.weighting.resume import SavedRun
     from fedipw.weighting.settings import Settings
+
+    Place: TypeAlias = places.Place
+else:
+    Place = str  # Typer knows no unions; the parser makes what it is
 
 
 ID = "unit_id"  # as in tables.columns, which would load all that tables need
@@ -45,6 +50,20 @@ class MissingName(StrEnum):
     DROP = "drop"
 
 
+def path_or_url(text: str) -> Place:
+    """Return where a file or directory is, as an option names it."""
+    from fedipw.storage.places import place_of
+
+    return place_of(text)
+
+
+def local_directory(text: str) -> Path:
+    """Return a directory of saved models, which is on a local disk."""
+    from fedipw.storage.places import local_path
+
+    return local_path(text, "a directory of models")
+
+
 Id = Annotated[
     str, Option("--id", help="Column of the clients' identifiers in tables, and in rounds.")
 ]
@@ -52,7 +71,7 @@ Separator = Annotated[
     str | None,
     Option(help="Of .csv and .tsv files, such as ';'; by default the one of their header."),
 ]
-Rounds = Annotated[Path, Option(help="Ledger: a directory of closed rounds.")]
+Rounds = Annotated[Place, Option(parser=path_or_url, help="Ledger: a directory of closed rounds.")]
 State = Annotated[
     Path | None,
     Option(
@@ -81,11 +100,19 @@ class PopulationOptions:
     """Which tables tell of the population."""
 
     population: Annotated[
-        Path | None,
-        Option(help="Population table: a .parquet or .csv file, or a directory of parts."),
+        Place | None,
+        Option(
+            parser=path_or_url,
+            help="Population table: a .parquet or .csv file, or a directory of parts.",
+        ),
     ] = None
-    enrolled: Annotated[Path | None, Option(help="Enrolled clients alone, with --targets.")] = None
-    targets: Annotated[Path | None, Option(help="Population means: name,value[,se].")] = None
+    enrolled: Annotated[
+        Place | None,
+        Option(parser=path_or_url, help="Enrolled clients alone, with --targets."),
+    ] = None
+    targets: Annotated[
+        Place | None, Option(parser=path_or_url, help="Population means: name,value[,se].")
+    ] = None
     population_size: Annotated[
         float | None, Option(help="N, with --targets where it is known.")
     ] = None
@@ -95,8 +122,11 @@ class PopulationOptions:
     ] = False
 
     reference: Annotated[
-        Path | None,
-        Option(help="Reference sample of the population, with --enrolled, in place of totals."),
+        Place | None,
+        Option(
+            parser=path_or_url,
+            help="Reference sample of the population, with --enrolled, in place of totals.",
+        ),
     ] = None
     reference_weight: Annotated[
         str | None, Option(help="Column of the reference sample's design weights.")
@@ -107,13 +137,13 @@ class PopulationOptions:
     id: Id = ID
     separator: Separator = None
 
-    def table(self, path: Path) -> Table:
+    def table(self, path: Place) -> Table:
         """Return a table of clients as the options say that it is written."""
         from fedipw.tables.table import Table
 
         return Table(path, id=self.id, separator=self.separator)
 
-    def ledger(self, rounds: Path) -> Ledger:
+    def ledger(self, rounds: Place) -> Ledger:
         """Return the ledger of a directory; raise if it has no closed rounds, or not all."""
         from fedipw.tables.ledger import Ledger
 
@@ -122,7 +152,7 @@ class PopulationOptions:
         return made
 
     @property
-    def paths(self) -> tuple[Path | None, ...]:
+    def paths(self) -> tuple[Place | None, ...]:
         """The tables."""
         return self.population, self.enrolled, self.targets, self.reference
 
@@ -246,7 +276,12 @@ class WeightOptions(ModelOptions):
         float | None, Option(help="Cut weights at this multiple of a round's mean.")
     ] = None
     models: Annotated[
-        Path | None, Option(help="Directory of saved models to use instead of fitting.")
+        Path | None,
+        Option(
+            parser=local_directory,
+            metavar="PATH",
+            help="Directory of saved models to use instead of fitting.",
+        ),
     ] = None
 
 
@@ -325,24 +360,36 @@ def flat(command: Callable[..., None], *more: type[Any]) -> Callable[..., None]:
     return called
 
 
-def check_inputs_kept(out: Path, rounds: Path | None, *inputs: Path | None) -> None:
+def check_inputs_kept(out: Place, rounds: Place | None, *inputs: Place | None) -> None:
     """Raise if the output would take the place of an input."""
-    place = _real(out)
-    given = {_real(path): path for path in inputs if path is not None}
-    if place in given:
+    from fedipw.storage.places import identity
+
+    place = identity(out)
+    given = {identity(path): path for path in inputs if path is not None}
+    ledger = None if rounds is None else identity(rounds)
+    if place in given or place == ledger:
         raise InputError(f"{out} is an input: write it elsewhere.")
-    for folder in place.parents:  # a table in parts would have one part more
+    for path, named in given.items():  # a directory of parts is replaced as a whole
+        if place in _folders(path):
+            raise InputError(f"{out} holds the input {named}: write it elsewhere.")
+    for folder in _folders(place):  # a table in parts would have one part more
         if folder in given:
             raise InputError(f"{out} lies in the table {given[folder]}: write it elsewhere.")
-    if rounds is not None and _real(rounds) in place.parents:
-        raise InputError(f"{out} lies in the ledger {rounds}: write it elsewhere.")
+        if folder == ledger:
+            raise InputError(f"{out} lies in the ledger {rounds}: write it elsewhere.")
 
 
-def claim(*places: Path | None) -> None:
+def _folders(place: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return the directories that a place is in."""
+    store, path = place
+    return [(store, str(folder)) for folder in PurePosixPath(path).parents]
+
+
+def claim(*places: Place | None) -> None:
     """Hold the outputs of this command until it ends, or raise if another one writes them.
 
     Nothing is written over: a file that is there, or a directory that holds something, is an error
-    without ``--force``.
+    without ``--force``. An output at a URL cannot be held.
     """
     from fedipw.storage.lock import claimed
 
@@ -350,10 +397,11 @@ def claim(*places: Path | None) -> None:
     given = [place for place in places if place is not None]
     check_free(*given)
     for place in given:
-        command.with_resource(claimed(place, f"runs fedipw {command.info_name} for it"))
+        if isinstance(place, Path):
+            command.with_resource(claimed(place, f"runs fedipw {command.info_name} for it"))
 
 
-def check_free(*places: Path | None) -> None:
+def check_free(*places: Place | None) -> None:
     """Raise if something would be written over without ``--force``; say so with it."""
     for place in places:
         if place is None or not _is_taken(place):
@@ -365,15 +413,15 @@ def check_free(*places: Path | None) -> None:
         notice(f"notice: {place} is there already and will be replaced (--force).")
 
 
-def _is_taken(place: Path) -> bool:
+def _is_taken(place: Place) -> bool:
+    from fedipw.storage.places import children
+
     try:
-        return any(place.iterdir()) if place.is_dir() else os.path.lexists(place)
+        if place.is_dir():
+            return bool(children(place))
+        return os.path.lexists(place) if isinstance(place, Path) else place.exists()
     except OSError:  # what cannot be looked at cannot be written either, which is told later
         return False
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # of a loop of links too
 
 
 def check_totals(size: float | None, *, totals: bool) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from typer import Option
 from fedipw.cli.options import (
     FitName,
     Memory,
+    Place,
     PopulationOptions,
     Rounds,
     Scheduler,
@@ -31,6 +32,8 @@ from fedipw.cli.options import (
     coded_stage,
     going_on,
     keep_to,
+    local_directory,
+    path_or_url,
     scheduled,
 )
 from fedipw.cli.terminal import bar, say
@@ -40,8 +43,9 @@ from fedipw.storage.memory import check_memory
 
 if TYPE_CHECKING:
     from fedipw.selection.overlap import Overlap
-    from fedipw.weighting.replay import Record
+    from fedipw.weighting.replay import Record, Replay
     from fedipw.weighting.resume import SavedRun
+    from fedipw.weighting.spread import SpreadReplay
 
 
 _SMALL_P = 1e-4  # below which a p-value is shown as smaller than it
@@ -49,12 +53,21 @@ _SMALL_P = 1e-4  # below which a p-value is shown as smaller than it
 
 def weights(
     rounds: Rounds,
-    out: Annotated[Path, Option(help="File for one row per reply; .parquet or .csv.")],
+    out: Annotated[
+        Place,
+        Option(
+            parser=path_or_url,
+            help="File for one row per reply, .parquet or .csv, or a directory of parts.",
+        ),
+    ],
     given: PopulationOptions,
     asked: WeightOptions,
     threshold: Threshold = 0.01,
     strict: Strict = None,
-    save_models: Annotated[Path | None, Option(help="Directory for the fitted models.")] = None,
+    save_models: Annotated[
+        Path | None,
+        Option(parser=local_directory, metavar="PATH", help="Directory for the fitted models."),
+    ] = None,
     models_table: Annotated[
         bool,
         Option("--models-table", help="Show coefficients: odds ratios, 95% intervals, p-values."),
@@ -67,21 +80,22 @@ def weights(
     """Weigh every reply of a ledger by the inverse of its two selection probabilities.
 
     Writes unit_id, round, enrollment_prob, participation_prob, inclusion_prob and weight (and
-    enrollment_weight where enrollment is calibrated), one row per reply. Ends with code 3 if no
-    weights can meet the targets, 4 if a probability is below --strict.
+    enrollment_weight where enrollment is calibrated), one row per reply. A name without a suffix is
+    a directory, which gets the rows in parts. Tables, ledgers and outputs can be URLs. Ends with
+    code 3 if no weights can meet the targets, 4 if a probability is below --strict.
 
     Example: fedipw weights --population people.parquet --rounds rounds --out weights.parquet
     """
-    from fedipw.tables.table import check_table_path
+    from fedipw.tables.parts import check_output
     from fedipw.weighting.spread import replay_of
 
-    check_table_path(out)
     if save_models is not None and save_models.exists() and not save_models.is_dir():
         raise InputError(f"{save_models} is no directory.")
     keep_to(memory)
     who = given.read()
     for place in (out, *([] if state is None else [state])):
         check_inputs_kept(place, rounds, *given.paths)
+    check_output(out)
     check_probabilities(strict=strict, threshold=threshold)
     if save_models is not None and asked.fit is FitName.SAME_ROUND:
         raise InputError("The same-round fit has a model for each round: there is none to save.")
@@ -94,11 +108,16 @@ def weights(
             settings.check_saved()
         plan = settings.plan(who)
         stage, saved = coded_stage(settings, who, ledger), going_on(state, "weights")
-        with bar("rounds") as step, _output(out, saved) as take:
-            replay = replay_of(stage, ledger, plan, progress=step, saved=saved)
-            take(replay)
+        with ExitStack() as stack:
+            with bar("rounds") as step:
+                replay = replay_of(stage, ledger, plan, progress=step, saved=saved)
+                stack.enter_context(_written(out, replay, saved))
             check_memory()
             record = replay.record
+            if not record.weighed_replies:
+                raise InputError(
+                    "No round has a reply that can be weighed: there is nothing to write."
+                )
             found = stage.overlap(record.enrollment, threshold)
             least = None if found is None else found.smallest[0]
             if record.enrollment is not None and record.enrollment.note:
@@ -117,33 +136,30 @@ def weights(
 
 
 @contextmanager
-def _output(out: Path, saved: SavedRun | None) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that takes a replay; its tables become one file at the end, or none.
+def _written(out: Place, replay: Replay | SpreadReplay, saved: SavedRun | None) -> Iterator[None]:
+    """Weigh all rounds; their tables become one file, or parts, unless what follows fails.
 
-    Those of earlier runs come first, where there is a saved state: it keeps the tables then.
+    Workers of a cluster write parts themselves. With a saved state it keeps the tables, those of
+    earlier runs among them.
     """
     import polars as pl
 
-    from fedipw.storage.atomic import scratch_directory
-    from fedipw.tables.parts import Parts
-    from fedipw.tables.table import check_results, write_table
+    from fedipw.tables.parts import is_in_parts, written_parts, written_rows
 
-    with scratch_directory(out.absolute()) as directory:
-        parts = Parts(out.absolute(), directory)
-
-        def take(replay: Any) -> None:
+    if replay.spread and is_in_parts(out):
+        with written_parts(out) as parts:
+            parts.check(replay.run(parts.write))
+            yield
+        return
+    with written_rows(out) as write:
+        for table in replay:
             if saved is None:
-                replay.run(parts.write)
-                return
-            for table in replay:
-                check_results(table, out)
+                write(table)
+            else:
                 saved.keep(table)
-
-        yield take
-        made = sorted(directory.iterdir()) if saved is None else saved.tables
-        if not made:
-            raise InputError("No round has a reply that can be weighed: there is nothing to write.")
-        write_table(pl.scan_parquet(made, glob=False), out)
+        for path in () if saved is None else saved.tables:
+            write(pl.read_parquet(path))
+        yield
 
 
 def _save(directory: Path, record: Record) -> None:
@@ -156,7 +172,7 @@ def _save(directory: Path, record: Record) -> None:
 
 
 def _summary(
-    record: Record, found: Overlap | None, method: str, out: Path, *, models_table: bool
+    record: Record, found: Overlap | None, method: str, out: Place, *, models_table: bool
 ) -> dict[str, Any]:
     from fedipw.selection.coefficients import coefficient_notes
 

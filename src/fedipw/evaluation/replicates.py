@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from fedipw.evaluation.logged import LoggedSample
 from fedipw.evaluation.sample import TwoPhase
 from fedipw.numerics import FloatArray
 from fedipw.selection.enrollment import EnrollmentStage
+from fedipw.storage.places import Place
 from fedipw.tables.columns import ID, ROUND
 from fedipw.tables.table import check_results, write_table
 
@@ -41,7 +41,7 @@ class ReplicateWeights:
         """Number of replicates, G."""
         return self.table.width - 3
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: str | Place) -> None:
         """Write the table by suffix."""
         check_results(self.table, path)
         write_table(self.table, path)

@@ -63,6 +63,7 @@ from fedipw.flower.weighted_sum import (
     weights_size,
 )
 from fedipw.numerics.checks import check_positive, some
+from fedipw.storage.places import local_path
 from fedipw.tables.columns import ID
 from fedipw.tables.ledger import Ledger
 from fedipw.tables.table import TableLike
@@ -262,7 +263,7 @@ class FedIPW(Strategy):
             population=population, enrolled=enrolled, targets=targets,
             population_size=population_size, totals=totals, covariates=covariates,
             augment=noise is None, private=private is not None,
-            ledger=Path(ledger), examples=examples, cluster=cluster,
+            ledger=local_path(ledger, "a server's ledger"), examples=examples, cluster=cluster,
             settings=Settings(
                 method=scheme if private is None else "fedavg", enrollment=enrollment,
                 participation=participation,

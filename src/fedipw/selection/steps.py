@@ -39,6 +39,7 @@ from fedipw.tables.table import reading
 if TYPE_CHECKING:
     from fedipw.numerics import BoolArray, FloatArray, IntArray
     from fedipw.selection.saved import StageModel
+    from fedipw.storage.places import Place
 
 
 REPLY_COLUMNS = ("last_reply", "reply_rate", "rounds_since_reply")
@@ -204,7 +205,7 @@ class _Binding:
     """All rounds with what is known of their clients, to which designs are bound."""
 
     query: pl.LazyFrame
-    where: Path
+    where: Place
     columns: tuple[str, ...]  # of the rounds
     members: Members
     formulas: Formulas
@@ -224,7 +225,8 @@ class _Binding:
         if isinstance(rounds, Round):
             ids = members.frame[ID][rounds.rows].to_frame()  # a round may have no other column
             listed = ids.hstack(rounds.table.get_columns()).lazy()
-            columns, where, everyone = (*rounds.table.columns, ID), Path("round 1"), True
+            columns, everyone = (*rounds.table.columns, ID), True
+            where: Place = Path("round 1")
         else:
             columns = tuple(rounds.schema.names() if opening is None else opening.columns)
             where, coming = rounds.directory, [] if opening is None else [opening.lazy()]

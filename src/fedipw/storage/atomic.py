@@ -238,7 +238,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def unwritable(path: Path, error: BaseException) -> UnwritableError:
-    """Return the error that a file cannot be written, by what went wrong."""
+def unwritable(path: object, error: BaseException) -> UnwritableError:
+    """Return the error that a file, by its path or URL, cannot be written, by what went wrong."""
     reason = getattr(error, "strerror", None) or str(error).split("\n", maxsplit=1)[0]
     return UnwritableError(f"{path} cannot be written: {reason.removesuffix('.')}.")

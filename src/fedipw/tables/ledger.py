@@ -25,6 +25,8 @@ from fedipw.errors import InputError
 from fedipw.numerics.checks import LARGEST, SHOWN, SMALLEST, some
 from fedipw.storage.atomic import remove_abandoned, write_text
 from fedipw.storage.lock import locked
+from fedipw.storage.places import Place, copies_of, local_file, place_of
+from fedipw.storage.remote import Copy, Remote
 from fedipw.tables.columns import (
     ASKED,
     AVAILABLE,
@@ -96,7 +98,8 @@ class Ledger:
     whole round), ``fate`` (the outcome of an invitation, for people to read:
     no formula may use it), and pre-round covariates, null where not observed. With ``since`` the
     rounds before that one are left alone. ``id`` is a column that holds the identifiers if the
-    files have it, in place of ``unit_id``; such a ledger can be read and not be written to.
+    files have it, in place of ``unit_id``; such a ledger can be read and not be written to, nor can
+    one at a URL: a store has no locks. Rounds at a URL are copied to the temporary directory.
 
     Examples
     --------
@@ -108,27 +111,34 @@ class Ledger:
     ((1,), ('battery',))
     """
 
-    directory: Path
+    directory: Place
     since: int = 1
     id: str = ID
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | Place,
         since: int = 1,
         *,
         id: str = ID,  # noqa: A002
     ) -> None:
-        if not isinstance(directory, str | Path):
+        if not isinstance(directory, str | Path | Remote):
             kind = type(directory).__name__
             raise InputError(f"A ledger is a directory, given as str or Path, not {kind}.")
-        object.__setattr__(self, "directory", Path(directory))
+        object.__setattr__(self, "directory", place_of(directory))
         object.__setattr__(self, "since", since)
         object.__setattr__(self, "id", id)
 
     def absolute(self) -> Ledger:
-        """Return the same ledger by a path that holds in any working directory."""
-        return Ledger(self.directory.absolute(), self.since, id=self.id)
+        """Return the same ledger by a place that holds in any working directory."""
+        where = self.directory
+        return Ledger(
+            where.absolute() if isinstance(where, Path) else where, self.since, id=self.id
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what travels to other processes: not the copies of remote files, made there."""
+        return {"directory": self.directory, "since": self.since, "id": self.id}
 
     def _repr_html_(self) -> str:
         rounds = self.rounds
@@ -145,11 +155,30 @@ class Ledger:
         if not self.directory.is_dir():
             return ()
         try:
-            names = os.listdir(self.directory)
+            names = self._names()
         except OSError as error:
             raise InputError(f"{self.directory} cannot be read: {error.strerror}.") from error
         numbers = sorted([int(match[1]) for match in map(_FILE.match, names) if match])
         return tuple(numbers[bisect_left(numbers, self.since) :])
+
+    def _names(self) -> list[str]:
+        """Return the names of the files."""
+        if isinstance(self.directory, Path):
+            return os.listdir(self.directory)
+        found = {file.name: file for file in self.directory.iterdir()}
+        self._listed.clear()
+        self._listed.update(found)
+        return list(found)
+
+    @cached_property
+    def _listed(self) -> dict[str, Remote]:
+        """Files at a URL as last listed, whose versions need not be asked for again."""
+        return {}
+
+    @cached_property
+    def _scanned(self) -> list[Copy]:
+        """Copies that a query reads."""
+        return []
 
     @cached_property
     def schema(self) -> pl.Schema:
@@ -186,25 +215,30 @@ class Ledger:
 
     def read(self, index: int) -> pl.DataFrame:
         """Return one closed round, checked."""
-        path = self.path(index)
-        self._check_columns(self._schema_of(index), path)
-        with reading(path):
+        path = self._closed_path(index)
+        with local_file(path) as file, reading(path, file):
+            self._check_columns(self._schema_of(index), path)
             # no more rows than its bytes can honestly hold, without another look at the file
-            most = 10**6 + 64 * path.stat().st_size
-            frame = pl.read_parquet(path, n_rows=None if os.environ.get(ALLOW) else most + 1)
+            most = 10**6 + 64 * file.stat().st_size
+            frame = pl.read_parquet(file, n_rows=None if os.environ.get(ALLOW) else most + 1)
             frame = frame.rename(self._renamed(frame.columns, path))
-        if frame.height > most:
-            check_claim(path, CLAIM + RATIO * frame.height * 64)
+            if frame.height > most:
+                check_claim(file, CLAIM + RATIO * frame.height * 64, path)
         check_round(frame, index, str(path))
         return frame
 
     def scan(self) -> pl.LazyFrame:
-        """Return all closed rounds as a query; files of other columns or types are errors."""
+        """Return all closed rounds as a query; files of other columns or types are errors.
+
+        Of rounds at a URL, copies of all of them stay for as long as the ledger is used.
+        """
         rounds = self.require_rounds()
+        held = copies_of(self._place(index) for index in rounds)
         for index in rounds[1:]:
-            self._check_columns(self._schema_of(index), self.path(index))
-        query = pl.scan_parquet([self.path(index) for index in rounds], glob=False)
-        first = self.path(self.since)
+            self._check_columns(self._schema_of(index), self._place(index))
+        query = pl.scan_parquet([copy.path for copy in held], glob=False)
+        self._scanned[:] = held
+        first = self._place(self.since)
         return query.rename(self._renamed(query.collect_schema().names(), first))
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
@@ -215,16 +249,27 @@ class Ledger:
     @contextmanager
     def writing(self) -> Iterator[LedgerWriter]:
         """Hold the ledger for one writer, as a server does for as long as it runs."""
-        self._make()
-        with locked(self.directory, "writes the ledger"):
-            remove_abandoned(self.directory)
+        directory = self._made()
+        with locked(directory, "writes the ledger"):
+            remove_abandoned(directory)
             yield LedgerWriter(self)
 
-    def _make(self) -> None:
+    @property
+    def folder(self) -> Path:
+        """The directory of a server's ledger, on a local disk; raise if it is at a URL."""
+        if isinstance(self.directory, Remote):
+            raise InputError(
+                f"{self.directory} is at a URL: a server keeps its ledger and its checkpoint in a "
+                "local directory, which it can lock. Copy closed rounds to the store from there."
+            )
+        return self.directory
+
+    def _made(self) -> Path:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.directory} cannot be made: {error.strerror}.") from error
+        return self.folder
 
     def append(self, index: int, frame: pl.DataFrame) -> None:
         """Write a round that has closed; the next number only, and never over another.
@@ -232,14 +277,15 @@ class Ledger:
         The ledger is held meanwhile: a program that keeps it with :meth:`writing` appends there.
         """
         closed = _closed(index, frame)
-        self._make()
+        directory = self._made()
         # what others left is cleaned by whoever holds the ledger for long: that lists the directory
-        with locked(self.directory, "writes the ledger"):
+        with locked(directory, "writes the ledger"):
             self._write(index, closed)
 
     def has(self, index: int) -> bool:
         """Return whether a round is closed, without a look at the others."""
-        return self.path(index).is_file()
+        path = self._place(index)
+        return (isinstance(path, Remote) and path.version is not None) or path.is_file()
 
     def _write(self, index: int, frame: pl.DataFrame) -> None:
         if self.id != ID:
@@ -248,7 +294,7 @@ class Ledger:
         if index < self.since or not follows or self.has(index):
             last = max(self.rounds, default="none")
             raise InputError(f"Round {index} cannot be closed: the last closed round is {last}.")
-        path = self.path(index)
+        path = self._place(index)
         if index > self.since:
             self._check_columns(frame.schema, path)
         self._write_version()
@@ -256,19 +302,28 @@ class Ledger:
         write_table(frame.select(names), path, cleaned=False)
 
     def path(self, index: int) -> Path:
-        """Return the file of a round."""
-        return self.directory / f"round-{index:06d}.parquet"
+        """Return the file of a round of a ledger on a local disk."""
+        return self.folder / _name(index)
+
+    def _place(self, index: int) -> Place:
+        """Return where the file of a round is."""
+        if isinstance(self.directory, Remote) and _name(index) in self._listed:
+            return self._listed[_name(index)]
+        return self.directory / _name(index)
+
+    def _closed_path(self, index: int) -> Place:
+        if not self.has(index):
+            raise InputError(f"No round {index} in {self.directory}.")
+        return self._place(index)
 
     def _schema_of(self, index: int) -> pl.Schema:
-        path = self.path(index)
-        if not path.is_file():
-            raise InputError(f"No round {index} in {self.directory}.")
-        with reading(path):
-            found = pl.read_parquet_schema(path)
+        path = self._closed_path(index)
+        with local_file(path) as file, reading(path, file):
+            found = pl.read_parquet_schema(file)
         names = self._renamed(list(found), path)
         return pl.Schema({names.get(name, name): kind for name, kind in found.items()})
 
-    def _renamed(self, names: Sequence[str], path: Path) -> dict[str, str]:
+    def _renamed(self, names: Sequence[str], path: Place) -> dict[str, str]:
         """Return the new name of the column of identifiers, where it has another."""
         if self.id == ID or self.id not in names:
             return {}
@@ -278,24 +333,29 @@ class Ledger:
             )
         return {self.id: ID}
 
-    def _check_columns(self, schema: pl.Schema, path: Path) -> None:
-        check_same_columns(schema, self.schema, str(path), self.path(self.since).name)
+    def _check_columns(self, schema: pl.Schema, path: Place) -> None:
+        check_same_columns(schema, self.schema, str(path), self._place(self.since).name)
 
     def _check_version(self) -> None:
         path = self.directory / _VERSION_FILE
         if not path.exists():
             return  # rounds written by hand
         try:
-            version = json.loads(path.read_text(encoding="utf-8"))["version"]
+            with local_file(path) as file:
+                version = json.loads(file.read_text(encoding="utf-8"))["version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error}.") from error
         if version != VERSION:
             raise InputError(f"{path} has version {version}, this program reads {VERSION}.")
 
     def _write_version(self) -> None:
-        path = self.directory / _VERSION_FILE
+        path = self.folder / _VERSION_FILE
         if not path.exists():
             write_text(path, json.dumps({"version": VERSION}) + "\n")
+
+
+def _name(index: int) -> str:
+    return f"round-{index:06d}.parquet"
 
 
 @dataclass(frozen=True)

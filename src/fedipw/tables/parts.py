@@ -6,27 +6,37 @@ Parts are written under numbers, by one process or by many, in a staging directo
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Final, final
 
 import polars as pl
 
 from fedipw.errors import InputError
 from fedipw.numerics.checks import some
-from fedipw.storage.atomic import check_directory, scratch_directory, unwritable
-from fedipw.tables.table import check_results, check_table_path, write_table
+from fedipw.storage.atomic import scratch_directory, unwritable
+from fedipw.storage.places import Place, children, place_of
+from fedipw.storage.remote import Remote
+from fedipw.tables.table import (
+    SUCCESS,
+    UNFINISHED,
+    check_results,
+    check_table_path,
+    write_table,
+)
 
 PART_ROWS: Final = 1_000_000  # rows of a part that others follow
 _MOST = 10**6  # parts, whose names sort as their numbers do
-_NAME = re.compile(r"^part-([0-9]{6})\.parquet$")
+_NAME = re.compile(r"^part-[0-9]{6}\.parquet$")
+_OWN = re.compile(rf"{_NAME.pattern}|^{SUCCESS}$|^{UNFINISHED}")
 
 
-def is_in_parts(place: Path) -> bool:
+def is_in_parts(place: Place) -> bool:
     """Return whether a table is to be written in parts: a name without a suffix is a directory.
 
     >>> is_in_parts(Path("out/weights")), is_in_parts(Path("out/weights.parquet"))
@@ -35,7 +45,7 @@ def is_in_parts(place: Path) -> bool:
     return not place.suffix
 
 
-def check_output(place: Path) -> None:
+def check_output(place: Place) -> None:
     """Raise if a table, in one file or in parts, cannot be written, before any work is done."""
     if is_in_parts(place):
         check_parts_place(place)
@@ -43,16 +53,26 @@ def check_output(place: Path) -> None:
         check_table_path(place)
 
 
-def check_parts_place(place: Path) -> None:
+def check_parts_place(place: Place) -> None:
     """Raise if parts cannot go to a directory: one with other files in it is never replaced."""
-    check_directory(place)
-    if place.is_dir():
-        others = [name for name in sorted(os.listdir(place)) if not _NAME.match(name)]
-        if others:
-            raise InputError(
-                f"{place} holds other files than the parts of a table ({some(others)}): it is not "
-                "replaced. Choose another name, or a file with a suffix such as .parquet."
-            )
+    if isinstance(place, Remote):
+        place.check_writable()
+    if place.is_file():
+        raise InputError(f"{place} is a file; give a directory.")
+    others = sorted(name for name in _names(place) if not _OWN.match(name))
+    if others:
+        raise InputError(
+            f"{place} holds other files than the parts of a table ({some(others)}): it is not "
+            "replaced. Choose another name, or a file with a suffix such as .parquet."
+        )
+
+
+def _names(place: Place) -> list[str]:
+    """Return what is in a directory, nothing if it is not there."""
+    try:
+        return [one.name for one in children(place)] if place.is_dir() else []
+    except OSError as error:
+        raise unwritable(place, error) from error
 
 
 @final
@@ -63,8 +83,8 @@ class Parts:
     :func:`written_parts` makes one. Until it is finished nothing is to be seen at ``place``.
     """
 
-    place: Path
-    stage: Path
+    place: Place
+    stage: Place
 
     def write(self, number: int, frame: pl.DataFrame) -> None:
         """Write the part of a number, counted from 0; one that is there already is replaced.
@@ -76,26 +96,56 @@ class Parts:
         check_results(frame, self.place)
         write_table(frame, self.stage / part_name(number), cleaned=False)
 
+    def check(self, count: int) -> None:
+        """Raise unless this many parts are there."""
+        found = len(_names(self.stage))
+        if found != count:
+            raise InputError(f"{self.place}: {found} parts are there, and {count} were written.")
+
     def finish(self) -> None:
-        """Move the parts to their place, where those of an earlier table go; raise if one lacks."""
-        written = sorted(os.listdir(self.stage))
-        expected = [part_name(number) for number in range(len(written))]
-        if not written or written != expected:
-            lacking = sorted(set(expected).difference(written))
-            raise InputError(f"{self.place}: part {some(lacking) or 'part-000000'} is missing.")
+        """Move the parts to their place, in order and numbered anew where numbers are missing."""
+        written = _names(self.stage)
+        if not written:
+            raise InputError(f"There are no rows to write to {self.place}.")
         check_parts_place(self.place)
-        former = self.stage.with_name("former")
+        if isinstance(self.place, Path) and isinstance(self.stage, Path):
+            for number, name in enumerate(written):
+                if name != part_name(number):
+                    (self.stage / name).rename(self.stage / part_name(number))
+            _exchange(self.place, self.stage)
+        elif isinstance(self.place, Remote) and isinstance(self.stage, Remote):
+            _publish(self.place, self.stage, written)
+
+
+def _exchange(place: Path, stage: Path) -> None:
+    """Rename a staging directory; a former one goes into the scratch directory, and with it."""
+    former = stage.with_name("former")
+    try:
+        if place.exists():
+            place.rename(former)
         try:
-            if self.place.exists():
-                self.place.rename(former)
-            try:
-                self.stage.rename(self.place)
-            except OSError:
-                if former.exists():
-                    former.rename(self.place)
-                raise
-        except OSError as error:
-            raise unwritable(self.place, error) from error
+            stage.rename(place)
+        except OSError:
+            if former.exists():
+                former.rename(place)
+            raise
+    except OSError as error:
+        raise unwritable(place, error) from error
+
+
+def _publish(place: Remote, stage: Remote, names: Sequence[str]) -> None:
+    """Copy parts to their place within a store, with a sign at the end that all are there.
+
+    Meanwhile there is a staging directory and no such sign: a table of this kind is not read.
+    """
+    (place / SUCCESS).remove()
+    made = [part_name(number) for number in range(len(names))]
+    for name, new in zip(names, made, strict=True):
+        (stage / name).copied_to(place / new)
+    for name in _names(place):
+        if _NAME.match(name) and name not in made:
+            (place / name).remove()
+    (place / SUCCESS).mark()
 
 
 def part_name(number: int) -> str:
@@ -108,11 +158,14 @@ def part_name(number: int) -> str:
 
 
 @contextmanager
-def written_parts(place: str | Path) -> Iterator[Parts]:
+def written_parts(place: str | Place) -> Iterator[Parts]:
     """Yield a table to write in parts; they get to their place at the end, unless an error came.
 
-    A kill at any moment leaves the former table or the new one; between the two renames that
-    replace a former table, neither.
+    On a disk a kill at any moment leaves the former table or the new one; between the two renames
+    that replace a former table, neither. In a store parts wait in a directory ``_unfinished-...``
+    within the place and are copied at the end, with an empty file ``_SUCCESS`` after the last one:
+    while that is done, or was not done to the end, :class:`~fedipw.tables.table.Table` refuses to
+    read the place.
 
     Examples
     --------
@@ -126,8 +179,13 @@ def written_parts(place: str | Path) -> Iterator[Parts]:
     >>> pl.read_parquet(out)["unit_id"].to_list()
     ['a', 'b']
     """
-    where = Path(place)
+    where = place_of(place)
     check_parts_place(where)
+    if isinstance(where, Remote):
+        with _staged(where) as made:
+            yield made
+        return
+    where = where.absolute()  # other processes may have another working directory
     with scratch_directory(where) as beside:
         stage = beside / "parts"  # with the permissions that a new directory has
         stage.mkdir()
@@ -137,8 +195,23 @@ def written_parts(place: str | Path) -> Iterator[Parts]:
 
 
 @contextmanager
+def _staged(place: Remote) -> Iterator[Parts]:
+    """Yield parts that wait in a store."""
+    stage = place / f"{UNFINISHED}{token_hex(8)}"
+    try:
+        made = Parts(place, stage)
+        yield made
+        made.finish()
+    except BaseException:
+        with suppress(InputError):  # what went wrong first is told
+            stage.remove()
+        raise
+    stage.remove()
+
+
+@contextmanager
 def written_rows(
-    place: str | Path, *, part_rows: int = PART_ROWS
+    place: str | Place, *, part_rows: int = PART_ROWS
 ) -> Iterator[Callable[[pl.DataFrame], None]]:
     """Yield a function that takes tables, in order; at the end they are one file, or parts.
 
@@ -154,7 +227,7 @@ def written_rows(
     >>> [pl.read_parquet(path).height for path in sorted(out.iterdir())]
     [2, 2, 1]
     """
-    where = Path(place)
+    where = place_of(place)
     if is_in_parts(where):
         with written_parts(where) as parts:
             rows = _Rows(parts, part_rows)
@@ -162,7 +235,8 @@ def written_rows(
             rows.close()
         return
     check_table_path(where)
-    with scratch_directory(where) as beside:
+    near = where if isinstance(where, Path) else Path(tempfile.gettempdir()) / where.name
+    with scratch_directory(near) as beside:
         rows = _Rows(Parts(where, beside), part_rows)
         yield rows.add
         rows.close()

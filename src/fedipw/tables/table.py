@@ -22,7 +22,17 @@ import polars as pl
 
 from fedipw.errors import FedIPWWarning, InputError, NotFiniteError
 from fedipw.numerics.checks import shown, some, visible
-from fedipw.storage.atomic import check_place, unwritable, written_path
+from fedipw.storage.atomic import unwritable
+from fedipw.storage.places import (
+    Place,
+    check_place,
+    children,
+    copies_of,
+    local_file,
+    place_of,
+    written_path,
+)
+from fedipw.storage.remote import Copy, Remote
 from fedipw.tables.columns import ENROLLED, ID, NO, YES
 
 BATCH_ROWS = 131_072
@@ -33,6 +43,7 @@ _FLAGS = dict.fromkeys(YES, True) | dict.fromkeys(NO, False)
 _MARKS = ",;\t|"  # between the cells of a text file
 _TEXTS = (pl.String, pl.Categorical, pl.Enum)
 _HEADER = 2**20  # bytes of a text file's first line
+UNFINISHED, SUCCESS = "_unfinished-", "_SUCCESS"  # in a store: where parts wait, that all are there
 
 
 class ArrowStream(Protocol):
@@ -41,7 +52,7 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-TableLike: TypeAlias = "str | Path | pl.LazyFrame | ArrowStream | Table"
+TableLike: TypeAlias = "str | Path | Remote | pl.LazyFrame | ArrowStream | Table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class Dialect:
 class Slice(NamedTuple):
     """Some rows of one file of a table."""
 
-    path: Path
+    path: Place
     first: int  # row of the file
     rows: int
     start: int  # rows of the table before it
@@ -72,8 +83,9 @@ class Slice(NamedTuple):
 class _Part(NamedTuple):
     """One file of a table, or a frame."""
 
-    where: Path | str  # a frame has a name only
+    where: Place | str  # a frame has a name only
     query: pl.LazyFrame
+    copy: Copy | None = None  # of the file, which is there for as long as this part is
 
 
 @final
@@ -81,13 +93,14 @@ class Table:
     """A table: a file, a directory of .parquet files of one shape, or a frame.
 
     Nothing is read before it is asked for, and never more than a few batches are in memory; a frame
-    is not copied. ``unit_id`` of a text file is text, ``enrolled`` is true or false.
+    is not copied. ``unit_id`` of a text file is text, ``enrolled`` is true or false. Files at a URL
+    are copied to the temporary directory once and stay there for as long as the table is used.
 
     Parameters
     ----------
     source
-        A path to a .parquet, .csv, .csv.gz, .tsv or .feather file, or to a directory; or a frame of
-        polars, pandas, or any library that speaks Arrow.
+        A path or URL of a .parquet, .csv, .csv.gz, .tsv or .feather file, or of a directory; or a
+        frame of polars, pandas, or any library that speaks Arrow.
     id
         The column of the clients' identifiers; it is ``unit_id`` in all that is made of the table.
     separator
@@ -115,18 +128,23 @@ class Table:
         id: str = ID,  # noqa: A002 (as the option is called)
         separator: str | None = None,
     ) -> None:
-        self.path: Path | None = None
+        self.path: Place | None = None
         self._frame: pl.DataFrame | pl.LazyFrame | None = None
         self._dialect = Dialect(id, separator)
         if isinstance(source, Table):
             self.path, self._frame, self._dialect = source.path, source._frame, source._dialect
-        elif isinstance(source, str | Path):
-            self.path = Path(source)
+        elif isinstance(source, str | Path | Remote):
+            self.path = place_of(source)
         else:
             self._frame = _frame_of(source)
 
     def __repr__(self) -> str:
         return f"Table({self.name})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what travels to other processes: not the copies of remote files, made there."""
+        here = {"parts", "_honest"} if isinstance(self.path, Remote) else set()
+        return {name: value for name, value in self.__dict__.items() if name not in here}
 
     @property
     def name(self) -> str:
@@ -140,20 +158,21 @@ class Table:
             assert self._frame is not None
             query = _identified(self._frame.lazy(), self._dialect.id, self.name)
             return (_Part(self.name, _with_flags(query, self.name)),)
-        paths = [self.path]
+        places = [self.path]
         if self.path.is_dir():
-            paths = sorted(self.path.glob("*.parquet"))
-            if not paths:
-                raise InputError(f"{self.path} holds no .parquet file.")
+            places = _parts_in(self.path)
         elif _format(self.path) and not self.path.is_file():
             raise InputError(f"No file {self.path}.")
-        return tuple(_Part(path, _scan(path, self._dialect)) for path in paths)
+        return tuple(
+            _Part(place, _scan(copy.path, self._dialect, place), copy)
+            for place, copy in zip(places, copies_of(places), strict=True)
+        )
 
     @cached_property
     def schema(self) -> pl.Schema:
         """Columns and types; every file must have the same."""
         first, *others = self.parts
-        wanted, name = first.query.collect_schema(), Path(first.where).name
+        wanted, name = first.query.collect_schema(), Path(str(first.where)).name
         for part in others:
             check_same_columns(part.query.collect_schema(), wanted, str(part.where), name)
         return wanted
@@ -167,7 +186,7 @@ class Table:
     def _part_rows(self) -> tuple[int, ...]:
         out = []
         for part in self.parts:
-            with reading(part.where):
+            with _reading(part):
                 out.append(int(part.query.select(pl.len()).collect().item()))
         return tuple(out)
 
@@ -176,9 +195,14 @@ class Table:
 
         Names, sizes and times of its files; a digest of a frame's columns and rows.
         """
+        if isinstance(self.path, Remote):
+            raise InputError(
+                f"{self.name} is at a URL, of which it is not known when it changes: a saved state "
+                "(--state, state=) goes with local tables."
+            )
         if self.path is not None:
-            found = [(part.where, os.stat(part.where)) for part in self.parts]
-            return [[Path(w).name, s.st_size, s.st_mtime_ns] for w, s in found]
+            found = [Path(str(part.where)) for part in self.parts]
+            return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in found]
         frame = self.collect()
         digest = hashlib.sha256(str(list(frame.schema.items())).encode())
         digest.update(frame.hash_rows(seed=1).to_numpy().tobytes())
@@ -197,8 +221,8 @@ class Table:
     def _honest(self) -> tuple[_Part, ...]:
         """The parts, none of which claims to be far larger than it can honestly be."""
         for part, rows in zip(self.parts, self._part_rows, strict=True):
-            if isinstance(part.where, Path):
-                check_claim(part.where, rows * 8 * max(1, len(self.schema)))
+            if part.copy is not None:
+                check_claim(part.copy.path, rows * 8 * max(1, len(self.schema)), part.where)
         return self.parts
 
     def scan(self) -> pl.LazyFrame:
@@ -211,8 +235,14 @@ class Table:
     def collect(self, query: pl.LazyFrame | None = None) -> pl.DataFrame:
         """Return the result of a query on this table, computed in batches; all of it by default."""
         asked = self.scan() if query is None else query
-        with reading(self.path or self.name):
+        with reading(self.path or self.name, self._only_file):
             return asked.collect(engine=self._engine)
+
+    @property
+    def _only_file(self) -> Path | None:
+        """The local file, if there is one."""
+        copy = self.parts[0].copy
+        return None if copy is None or len(self.parts) > 1 else copy.path
 
     @property
     def _engine(self) -> Literal["in-memory", "streaming"]:
@@ -227,7 +257,7 @@ class Table:
         self.require(chosen)
         for part, size in zip(self._honest, self._part_rows, strict=True):
             done = 0
-            with reading(part.where):
+            with _reading(part):
                 query = part.query.select(chosen)
                 for batch in (
                     query.collect(engine=self._engine).iter_slices(rows)
@@ -274,21 +304,39 @@ class Table:
         return pl.concat([self.collect(run) for run in runs])
 
 
-def check_claim(path: Path, claim: int) -> None:
+def _parts_in(directory: Place) -> list[Place]:
+    """Return the files of a table in parts, in order of their names."""
+    try:
+        found = children(directory)
+    except OSError as error:
+        raise InputError(f"{directory} cannot be read: {error.strerror}.") from error
+    names = {place.name for place in found}
+    if SUCCESS not in names and any(name.startswith(UNFINISHED) for name in names):
+        raise InputError(
+            f"{directory} is being written, or was left unfinished: it has no {SUCCESS}. Wait, or "
+            "write it again."
+        )
+    parts = [place for place in found if place.name.endswith(".parquet")]
+    if not parts:
+        raise InputError(f"{directory} holds no .parquet file.")
+    return parts
+
+
+def check_claim(path: Path, claim: int, where: Place | str | None = None) -> None:
     """Raise if a file claims more bytes than a stated size and than it can honestly hold.
 
     A few kilobytes can claim to be terabytes of zeros. Beyond :data:`CLAIM` bytes, and
     :data:`RATIO` times its size on disk, a file is refused, unless the environment variable
-    ``FEDIPW_ALLOW_LARGE_FILES`` is set.
+    ``FEDIPW_ALLOW_LARGE_FILES`` is set. ``where`` is what errors call it, if not by its path.
     """
     if claim <= CLAIM or os.environ.get(ALLOW):
         return
     size = path.stat().st_size
     if claim > RATIO * max(1, size):
         raise InputError(
-            f"{path} has {size} bytes and claims to hold {claim / 2**30:.3g} GiB, {RATIO} times as "
-            f"much or more: that is no table but a trap, or one of a single value. If you trust "
-            f"it, set {ALLOW}=1."
+            f"{where or path} has {size} bytes and claims to hold {claim / 2**30:.3g} GiB, "
+            f"{RATIO} times as much or more: that is no table but a trap, or one of a single "
+            f"value. If you trust it, set {ALLOW}=1."
         )
 
 
@@ -307,8 +355,9 @@ def _packed_size(path: Path) -> int:
 
 def rows_of(part: Slice, columns: Sequence[str]) -> pl.DataFrame:
     """Return some rows of one file."""
-    with reading(part.path):
-        return _scan(part.path, part.dialect).select(columns).slice(part.first, part.rows).collect()
+    with local_file(part.path) as file, reading(part.path, file):
+        query = _scan(file, part.dialect, part.path)
+        return query.select(columns).slice(part.first, part.rows).collect()
 
 
 def read_table(source: TableLike) -> pl.DataFrame:
@@ -317,13 +366,13 @@ def read_table(source: TableLike) -> pl.DataFrame:
 
 
 def write_table(
-    frame: pl.DataFrame | pl.LazyFrame, path: str | Path, *, cleaned: bool = True
+    frame: pl.DataFrame | pl.LazyFrame, path: str | Place, *, cleaned: bool = True
 ) -> None:
     """Write a table by suffix; the result of a query is written as it comes.
 
     See :func:`~fedipw.storage.atomic.written_path` for ``cleaned``.
     """
-    place = Path(path)
+    place = place_of(path)
     check_table_path(place)
     with written_path(place, cleaned=cleaned) as temporary:
         try:
@@ -332,7 +381,7 @@ def write_table(
             raise unwritable(place, error) from error
 
 
-def check_results(frame: pl.DataFrame, where: str | Path) -> None:
+def check_results(frame: pl.DataFrame, where: str | Place) -> None:
     """Raise if a table of results holds a number that is not finite; a null is none.
 
     >>> check_results(pl.DataFrame({"unit_id": ["a"], "weight": [float("inf")]}), "weights.csv")
@@ -347,25 +396,36 @@ def check_results(frame: pl.DataFrame, where: str | Path) -> None:
         raise NotFiniteError(str(where), tuple(bad), sum(bad.values()))
 
 
-def check_table_path(path: Path) -> None:
+def check_table_path(path: str | Place) -> None:
     """Raise if a table cannot be written to ``path``, before any work is done."""
-    _format(path)
-    check_place(path)
+    place = place_of(path)
+    _format(place)
+    check_place(place)
 
 
 @contextmanager
-def reading(where: Path | str) -> Iterator[None]:
-    """Turn whatever goes wrong with a table into an error that names it."""
+def reading(where: Place | str, file: Path | None = None) -> Iterator[None]:
+    """Turn whatever goes wrong with a table into an error that names it.
+
+    ``file`` is the local file that is read, where ``where`` is not.
+    """
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        if isinstance(where, str):
+        path = where if isinstance(where, Path) else file
+        if path is None:
             reason = str(error).split("\n", maxsplit=1)[0]
             raise InputError(f"{where} cannot be read: {reason}") from error
-        raise InputError(_unreadable(where, str(error))) from error
+        raise InputError(_unreadable(path, str(error), where)) from error
 
 
-def _unreadable(path: Path, said: str) -> str:
+@contextmanager
+def _reading(part: _Part) -> Iterator[None]:
+    with reading(part.where, None if part.copy is None else part.copy.path):
+        yield
+
+
+def _unreadable(path: Path, said: str, where: Place | str) -> str:
     """Return why a file cannot be read, without the advice of the library that read it.
 
     That advice is on options which users of this package do not have.
@@ -373,12 +433,13 @@ def _unreadable(path: Path, said: str) -> str:
     kind, reason = path.suffix[1:] or "parquet", said.split("\n", maxsplit=1)[0]
     remedy = "Restore it."
     if "utf-8" in said.lower():
-        return f"{path} {_encoding(path)}"
+        return f"{where} {_encoding(path)}"
     if "more fields than" in said:
         reason, remedy = _long_line(path), "Put cells that hold the separator in quotes."
     elif "properly escaped" in said:
         reason, remedy = 'a quote (") is opened and not closed', "Close it."
-    return f"{path} is not a readable {kind} table ({reason}). {remedy}"
+    reason = reason.replace(str(path), str(where))
+    return f"{where} is not a readable {kind} table ({reason}). {remedy}"
 
 
 def _encoding(path: Path) -> str:
@@ -459,7 +520,7 @@ def check_same_columns(schema: pl.Schema, first: pl.Schema, where: str, first_na
 class _Format(NamedTuple):
     """How files of one suffix are read and written."""
 
-    scan: Callable[[Path, Dialect], pl.LazyFrame]
+    scan: Callable[[Path, Dialect, Place], pl.LazyFrame]  # errors name the place
     write: Callable[[pl.LazyFrame, Path], object]
 
 
@@ -467,7 +528,7 @@ def _text(separator: str) -> _Format:
     return _Format(_scan_text, lambda query, path: query.sink_csv(path, separator=separator))
 
 
-def _scan_text(path: Path, dialect: Dialect) -> pl.LazyFrame:
+def _scan_text(path: Path, dialect: Dialect, where: Place) -> pl.LazyFrame:
     """Return a text file as a query; where commas do not part cells, they may part decimals."""
     separator = dialect.separator or _separator(path)
 
@@ -489,7 +550,7 @@ def _scan_text(path: Path, dialect: Dialect) -> pl.LazyFrame:
     by_point = [n for n in points if commas[n] == pl.String and points[n].is_float()]
     if by_comma and by_point:
         raise InputError(
-            f"{path} has decimal commas in column {by_comma[0]!r} and decimal points in "
+            f"{where} has decimal commas in column {by_comma[0]!r} and decimal points in "
             f"{by_point[0]!r}: write all of them with points."
         )
     return other if by_comma else query
@@ -503,14 +564,14 @@ def _write_gzip(query: pl.LazyFrame, path: Path) -> None:
 
 _FORMATS = {
     ".parquet": _Format(
-        lambda path, _: pl.scan_parquet(path, glob=False),
+        lambda path, *_: pl.scan_parquet(path, glob=False),
         lambda query, path: query.sink_parquet(path),
     ),
     ".csv": _text(","),
     ".csv.gz": _text(",")._replace(write=_write_gzip),
     ".tsv": _text("\t"),
     ".feather": _Format(
-        lambda path, _: pl.scan_ipc(path, glob=False),
+        lambda path, *_: pl.scan_ipc(path, glob=False),
         # in the layout that other programs read, too
         lambda query, path: query.sink_ipc(path, compat_level=pl.CompatLevel.oldest()),
     ),
@@ -520,7 +581,7 @@ _FORMATS = {
 _TEXT_FILES = (".csv", ".csv.gz", ".tsv")
 
 
-def _format(path: Path) -> str:
+def _format(path: Place) -> str:
     """Return the suffix that says how a file is written."""
     for suffix in _FORMATS:
         if path.name.lower().endswith(suffix):
@@ -529,19 +590,20 @@ def _format(path: Path) -> str:
     raise InputError(f"{path}: tables are {', '.join(most)} or {last} files, by suffix.")
 
 
-def _scan(path: Path, dialect: Dialect) -> pl.LazyFrame:
-    with reading(path):
+def _scan(path: Path, dialect: Dialect, where: Place) -> pl.LazyFrame:
+    with reading(where, path):
         if _format(path) == ".csv.gz":
-            check_claim(path, _packed_size(path))
-        query = _FORMATS[_format(path)].scan(path, dialect)
+            check_claim(path, _packed_size(path), where)
+        query = _FORMATS[_format(path)].scan(path, dialect, where)
         names = query.collect_schema().names()
     twice = [name for name in names if name.endswith("_duplicated_0")]
     if twice:
-        raise InputError(f"{path}: column {twice[0].removesuffix('_duplicated_0')!r} stands twice.")
-    return _with_flags(_identified(query, dialect.id, path), path)
+        name = twice[0].removesuffix("_duplicated_0")
+        raise InputError(f"{where}: column {name!r} stands twice.")
+    return _with_flags(_identified(query, dialect.id, where), where)
 
 
-def _identified(query: pl.LazyFrame, column: str, where: Path | str) -> pl.LazyFrame:
+def _identified(query: pl.LazyFrame, column: str, where: Place | str) -> pl.LazyFrame:
     """Return a table whose identifiers are in ``unit_id``, whatever they are called there."""
     if column == ID:
         return query
@@ -588,7 +650,7 @@ def _warn_of_odd_cell(part: _Part, name: str) -> None:
     """Warn if a column of texts has more numbers than other cells."""
     column = pl.col(name)
     odd = column.is_not_null() & _as_number(column).is_null()
-    with reading(part.where):
+    with _reading(part):
         texts, given = part.query.select(odd.sum(), column.count().alias("(n)")).collect().row(0)
         if not 0 < texts < 0.5 * given:
             return
@@ -603,7 +665,7 @@ def _warn_of_odd_cell(part: _Part, name: str) -> None:
     )
 
 
-def _with_flags(query: pl.LazyFrame, where: Path | str) -> pl.LazyFrame:
+def _with_flags(query: pl.LazyFrame, where: Place | str) -> pl.LazyFrame:
     """Return a table with ``enrolled`` as true or false, from numbers or text in any case."""
     with reading(where):
         kind = query.collect_schema().get(ENROLLED, pl.Boolean)

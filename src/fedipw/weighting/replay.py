@@ -423,6 +423,8 @@ class Replay:
         Where to go on from and what to save to: of the rounds done before, no table is yielded.
     """
 
+    spread = False  # over the workers of a cluster
+
     def __init__(
         self,
         stage: EnrollmentStage,

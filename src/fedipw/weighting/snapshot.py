@@ -80,7 +80,7 @@ class Snapshot:
         basis: Mapping[str, Any] | None = None,
     ) -> None:
         self._ledger, self._stage, self._plan = ledger, stage, plan
-        self.directory = ledger.directory / _FOLDER if directory is None else directory
+        self.directory = ledger.folder / _FOLDER if directory is None else directory
         self._settings = _settings(stage, plan, basis or {})
         self._loaded: dict[str, Any] | None = None  # the head, once it is read
         self._rows: Path | None = None  # the file that this one adds to

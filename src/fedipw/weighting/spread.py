@@ -16,7 +16,13 @@ import numpy as np
 
 from fedipw.errors import InputError
 from fedipw.selection.participation import Participation, RoundCounts, StepFit, Window
-from fedipw.selection.rowstore import UNWEIGHTED, BlockStore, CodedRows, block_edges, weighted_rounds
+from fedipw.selection.rowstore import (
+    UNWEIGHTED,
+    BlockStore,
+    CodedRows,
+    block_edges,
+    weighted_rounds,
+)
 from fedipw.selection.steps import participation_steps
 from fedipw.tables.cluster import Workers
 from fedipw.tables.columns import REPLIED
@@ -301,7 +307,8 @@ class SpreadRows:
         if not tasks:
             raise InputError("There are no rows.")
         each = partial(_summed, function=function, combine=combine)
-        found = store.workers.reduced(each, tasks, parts, partial(_either, combine=combine))
+        both = partial(_either, combine=combine)
+        found: T | None = store.workers.reduced(each, tasks, parts, both)
         assert found is not None
         return found
 
@@ -377,6 +384,8 @@ class SpreadReplay:
     the workers, which must see the ledger's files and the place that is written to. Of the replies
     only what observers keep of them comes back.
     """
+
+    spread = True
 
     def __init__(
         self,
