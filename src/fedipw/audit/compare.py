@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fedipw.audit.page import (
     Column,
+    Importance,
     Kind,
     SortTable,
     Value,
@@ -16,6 +17,7 @@ from fedipw.audit.page import (
     rendered,
     share,
     significant,
+    size,
     table,
 )
 from fedipw.audit.pages import weighed
@@ -215,12 +217,13 @@ def compare_page(before: Audit, after: Audit) -> str:
     apart = not_compared(before, after)
     rates = {} if "rates" in apart else paired_rates(before.rates, after.rates)
     stages = dict.fromkeys(stage.stage for stage in (*after.stages, *before.stages))
+    whole = before.to_json(), after.to_json()
     return rendered(
         "compare.html",
         ("charts.js", "compare.js"),
         {
-            "audit-before": before.to_json(),
-            "audit-after": after.to_json(),
+            "audit-before": _drawn(whole[0]),
+            "audit-after": _drawn(whole[1]),
             "paired-rates": list(rates.items()),
         },
         title=f"{after.title}: before and after",
@@ -233,8 +236,41 @@ def compare_page(before: Audit, after: Audit) -> str:
         stages=[(k, s) for k, s in enumerate(stages) if f"coefficients of {s}" not in apart],
         knew=_knew(before, after),
         changes=changes(before, after),
+        settings=[audit["settings"] for audit in whole],
         apart=list(apart.values()),
     )
+
+
+def _drawn(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the plots of a comparison need of an audit's JSON, and no more."""
+    terms = ("name", "value", "standard_error", "p_value")
+    estimates = ("group", "estimator", "estimate", "low", "high")
+
+    def kept(part: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: part[name] for name in names}
+
+    def line(part: Mapping[str, Any]) -> dict[str, Any]:
+        cells = {group: kept(cell, "smd") for group, cell in part["groups"].items()}
+        return {"name": part["name"], "groups": cells}
+
+    balance, metric = whole["balance"], whole["metric"]
+    return {
+        "balance": balance
+        and {"groups": balance["groups"], "lines": [line(x) for x in balance["lines"]]},
+        "rates": [
+            {"column": p["column"], "lines": [kept(x, "level", "rate") for x in p["lines"]]}
+            for p in whole["rates"]
+        ],
+        "stages": [
+            {"stage": s["stage"], "coefficients": [kept(c, *terms) for c in s["coefficients"]]}
+            for s in whole["stages"]
+        ],
+        "metric": metric
+        and {
+            "name": metric["name"],
+            "estimates": [kept(e, *estimates) for e in metric["estimates"]],
+        },
+    }
 
 
 def _knew(before: Audit, after: Audit) -> SortTable:
@@ -315,7 +351,8 @@ def _table(caption: str, heads: Sequence[str], kind: Kind, sides: Iterable[Keyed
             old, new = before.get(key), after.get(key)
             yield [*key, old, new, None if old is None or new is None else new - old]
 
-    return table(caption, columns, rows())
+    changed = Importance("those that changed most", lambda row: size(row[-1]))
+    return table(caption, columns, rows(), changed)
 
 
 def _smds(audit: Audit) -> Keyed:

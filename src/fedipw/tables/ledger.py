@@ -209,11 +209,15 @@ class Ledger:
             yield self.read(index)
 
     @contextmanager
-    def writing(self) -> Iterator[LedgerWriter]:
-        """Hold the ledger for one writer, as a server does for as long as it runs."""
+    def writing(self, *, cleaned: bool = True) -> Iterator[LedgerWriter]:
+        """Hold the ledger for one writer, as a server does for as long as it runs.
+
+        What killed writers left is removed; that lists the directory, unless not ``cleaned``.
+        """
         self._make()
         with locked(self.directory, "writes the ledger"):
-            remove_abandoned(self.directory)
+            if cleaned:
+                remove_abandoned(self.directory)
             yield LedgerWriter(self)
 
     def _make(self) -> None:

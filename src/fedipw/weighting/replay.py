@@ -82,6 +82,32 @@ class Observer:
 
 
 @final
+@dataclass(slots=True)
+class _Mean:
+    """A mean of numbers that come one by one: two numbers are kept, however many there were.
+
+    >>> mean = _Mean()
+    >>> for number in (1.0, 2.0, 6.0):
+    ...     mean.add(number)
+    >>> mean.value
+    3.0
+    """
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, number: float) -> None:
+        """Take one more number."""
+        self.total += number
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        """The mean, NaN of no number."""
+        return self.total / self.count if self.count else np.nan
+
+
+@final
 @dataclass(slots=True, eq=False)
 class Record(Observer):
     """What happened on the way: where probabilities came from, what was skipped."""
@@ -98,8 +124,8 @@ class Record(Observer):
     imbalance: Imbalance | None = None  # before the last round, of calibration as you go
     smallest_participation: float = np.inf
     smallest_inclusion: float = np.inf
-    effective: list[float] = field(default_factory=list)
-    totals: list[float] = field(default_factory=list)
+    effective: _Mean = field(default_factory=_Mean)  # replies of a round
+    totals: _Mean = field(default_factory=_Mean)  # sums of a round's weights
     refits: int = 0
     passes: int = 0
     left_out: int = 0  # replies without a weight
@@ -162,8 +188,8 @@ class Record(Observer):
         if not np.isnan(inclusion).any():
             self.smallest_inclusion = min(self.smallest_inclusion, float(inclusion.min()))
         if found.weights.any():
-            self.effective.append(effective_sample_size(found.weights))
-        self.totals.append(found.total)
+            self.effective.add(effective_sample_size(found.weights))
+        self.totals.add(found.total)
 
     @property
     def rate_rounds(self) -> int:
@@ -193,9 +219,9 @@ class Record(Observer):
             "notes": dict(self.notes),
             "smallest_participation_prob": _number(self.smallest_participation),
             "smallest_inclusion_prob": _number(self.smallest_inclusion),
-            "mean_effective_replies": _number(float(np.mean(self.effective or [np.nan]))),
+            "mean_effective_replies": _number(self.effective.value),
             "enrolled_effective": _number(self.enrolled_effective),
-            "mean_weight_sum": _number(float(np.mean(self.totals or [np.nan]))),
+            "mean_weight_sum": _number(self.totals.value),
             "imbalance": None
             if left is None
             else {"enrolled": _number(left.enrolled), "respondents": _number(left.respondents)},
