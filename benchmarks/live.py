@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -131,18 +132,21 @@ def resident() -> int:
 
 def measured(
     settings: dict[str, Any], rounds: Sequence[int] = ROUNDS, size: Size = SMALL
-) -> dict[str, dict[str, float]]:
-    """Return times, memory and bytes of state by number of rounds."""
+) -> Iterator[dict[str, float]]:
+    """Yield times, memory and bytes of state at each of these numbers of rounds."""
     import_module("flwr.serverapp")  # sets a level of its own
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    configured, aggregated, found = [], [], {}
+    configured: list[float] = []
+    aggregated: list[float] = []
     with tempfile.TemporaryDirectory() as where:
-        for index, (_, first, second) in enumerate(trained(Path(where), size, **settings), 1):
+        for _, first, second in trained(Path(where), size, **settings):
             configured.append(first)
             aggregated.append(second)
+            index = len(configured)
             if index in rounds:
                 late = slice(max(index - LAST, 1), index)  # the first round compiles
-                found[str(index)] = {
+                yield {
+                    "rounds": index,
                     "configure_train": float(np.median(configured[late])),
                     "configure_train_largest": max(configured[late]),
                     "aggregate_train": float(np.median(aggregated[late])),
@@ -151,8 +155,7 @@ def measured(
                     "state_bytes": state_bytes(Path(where)),
                 }
             if index == max(rounds):
-                return found
-    raise AssertionError  # rounds are at least one
+                return
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kind", choices=list(KINDS), help="measure this one here and print it")
     chosen = parser.parse_args(arguments)
     if chosen.kind is not None:
-        print(json.dumps(measured(KINDS[chosen.kind], chosen.rounds)))
+        for found in measured(KINDS[chosen.kind], chosen.rounds):
+            print(json.dumps(found), flush=True)
         return
     runs = {}
     for kind in KINDS:
@@ -171,9 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         made = subprocess.run(
             [*command, *map(str, chosen.rounds)], stdout=subprocess.PIPE, text=True, check=True
         )
-        runs[kind] = json.loads(made.stdout)
+        runs[kind] = [json.loads(line) for line in made.stdout.splitlines()]
         print(kind, json.dumps(runs[kind], indent=1), flush=True)
-    result = {**environment(), "size": vars(SMALL), "runs": runs}
+    result = {**environment(), "size": asdict(SMALL), "runs": runs}
     chosen.out.parent.mkdir(exist_ok=True)
     chosen.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
