@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +14,7 @@ from fedipw.audit.compare import compare_page, written_audit
 from fedipw.audit.page import SHOWN_ROWS, Column, Importance, chart_page, size, table
 from fedipw.audit.pages import audit_page
 from fedipw.audit.progress import TrainingRun, training_page
+from fedipw.evaluation.balance import BalanceLine
 
 from .audit_variants import LEVELS, WIDE, large, wide
 from .browser import all_open, asked, chromium, opened, resized
@@ -120,7 +121,7 @@ def test_a_long_table_begins_with_what_matters_and_has_every_row(
     audit = wide()
     assert audit.balance is not None
 
-    def largest(line: Any) -> float:
+    def largest(line: BalanceLine) -> float:
         return max(abs(cell.smd or 0.0) for cell in line.groups.values())
 
     lines = sorted(audit.balance.lines, key=largest, reverse=True)
