@@ -13,6 +13,7 @@ from fedipw.audit.page import (
     Kind,
     SortTable,
     Value,
+    beginning,
     count,
     rendered,
     share,
@@ -109,7 +110,7 @@ def information(audit: Audit) -> dict[str, str]:
     many = "" if sizes.population is None else f", N = {sizes.population:,.0f}"
     source = sizes.population_source.value
     if sizes.population_source is PopulationSource.TOTALS:
-        source += f" ({settings.enrollment})"
+        source += f" ({beginning(settings.enrollment)})"
     by = {s.stage: f"{s.kind.value} on {_formula(s.formula)}" for s in audit.stages}
     enrollment = by.pop(ENROLLMENT, "no model")
     return {
@@ -126,7 +127,7 @@ def information(audit: Audit) -> dict[str, str]:
 
 
 def _formula(text: str) -> str:
-    return "every covariate" if text.strip() == "." else repr(text)
+    return "every covariate" if text.strip() == "." else repr(beginning(text))
 
 
 def not_compared(before: Audit, after: Audit) -> dict[str, str]:
@@ -175,7 +176,8 @@ def _stages_apart(name: str, old: StagePart | None, new: StagePart | None) -> st
     if old.kind is not new.kind:
         return f"{name.capitalize()} is by {old.kind.value} before and by {new.kind.value} after."
     if old.formula != new.formula:
-        return f"The formula of {name} is {old.formula!r} before and {new.formula!r} after."
+        first, second = (repr(beginning(stage.formula)) for stage in (old, new))
+        return f"The formula of {name} is {first} before and {second} after."
     return ""
 
 

@@ -116,6 +116,19 @@ def table(
     )
 
 
+def beginning(text: str, most: int = 200) -> str:
+    """Return a long text's beginning, and where the rest of it is.
+
+    >>> beginning("age + os"), beginning("age + battery + region", most=13)
+    ('age + os', 'age + battery… (22 characters, all in the JSON file)')
+    """
+    return (
+        text
+        if len(text) <= most
+        else (f"{text[:most]}… ({len(text):,} characters, all in the JSON file)")
+    )
+
+
 def size(value: Value) -> float:
     """Return the absolute value of a number, 0 of anything else; to order rows by.
 

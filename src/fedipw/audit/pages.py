@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -13,6 +13,7 @@ from fedipw.audit.page import (
     Importance,
     SortTable,
     Value,
+    beginning,
     count,
     rendered,
     share,
@@ -339,7 +340,8 @@ def _stages(stages: Sequence[StagePart]) -> Iterator[SortTable]:
     columns = dict(_STAGE_COLUMNS)
     if any(stage.rate_rounds for stage in stages):
         columns["rate_rounds"] = Column("Rounds with a constant rate", "count", "not by a model")
-    yield _fields("Probabilities of selection", columns, stages)
+    short = [replace(stage, formula=beginning(stage.formula)) for stage in stages]
+    yield _fields("Probabilities of selection", columns, short)
     keys = [key for key in _COEFFICIENT_COLUMNS if key not in {"name", "stage"}]
     rows = (
         (c.name, s.stage, *(getattr(c, key) for key in keys))
