@@ -9,6 +9,7 @@ import numpy as np
 from fedipw.audit.values import Audit, Histogram, PopulationSource
 from fedipw.evaluation.balance import BalanceTable
 from fedipw.evaluation.estimators import EVERYONE
+from fedipw.selection.coefficients import Coefficient
 from fedipw.selection.overlap import Cell
 
 from .audit_example import balance_part, example, rate_part, rounds_part
@@ -76,6 +77,58 @@ def large() -> Audit:
         balance=balance_part(rng, 1.0, names),
         rates=(rate_part("device", levels, rng),),
         rounds=rounds_part(rng, 500),
+    )
+
+
+LEVELS = tuple(f"level number {k:03d}" for k in range(200))
+WIDE = (
+    *(f"number_{k:03d}" for k in range(290)),
+    *(f"category_{k} = {level}" for k in range(10) for level in LEVELS),
+)
+
+
+def wide() -> Audit:
+    """Return an audit of 300 columns, ten of them of 200 levels, and 2,000 rounds."""
+    rng = np.random.default_rng(6)
+    full = example(6)
+    assert full.overlap is not None
+    assert full.metric is not None
+    terms = [name.replace(" = ", "[") + "]" * (" = " in name) for name in WIDE]
+    coefficients = tuple(
+        Coefficient.of(term, float(rng.normal(0, 0.3)), float(rng.uniform(0.05, 0.2)))
+        for term in terms
+    )
+    rates = tuple(rate_part(f"category_{k}", LEVELS, rng) for k in range(12))
+    first = [e for e in full.metric.estimates if e.group == EVERYONE]
+    estimates = [
+        replace(
+            e, group=f"category_0 = {level}", clients=500 - k,
+            warning=f"cannot promise 0.95: an effective number of {k / 10:.1f} clients, below 20",
+        )
+        for k, level in enumerate(LEVELS)
+        for e in first
+    ]  # fmt: skip
+    heat = full.heat[0]
+    return replace(
+        full,
+        title="A wide audit",
+        balance=balance_part(rng, 1.0, WIDE),
+        stages=tuple(replace(s, coefficients=coefficients) for s in full.stages[:2]),
+        overlap=replace(
+            full.overlap,
+            empty=tuple(Cell(name=f"category_1 = {x}", population=900) for x in LEVELS),
+            empty_more=1_234,
+        ),
+        rates=rates,
+        heat=(replace(heat, column="category_0", levels=LEVELS[:6]),),
+        rounds=tuple(
+            replace(line, first=10 * k + 1, last=10 * k + 10)
+            for k, line in enumerate(rounds_part(rng, 200))
+        ),
+        metric=replace(
+            full.metric,
+            estimates=(*(replace(e, clients=13_020) for e in first), *estimates),
+        ),
     )
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_audit_is_refused() -> None:
         written_audit("<p>nothing here</p>")
     for other in (1, 3):
         with pytest.raises(InputError, match=f"version {other}"):
-            written_audit(page.replace('"version": 2', f'"version": {other}', 1))
+            written_audit(page.replace('"version":2', f'"version":{other}', 1))
     with pytest.raises(InputError, match="format"):
         written_audit(page.replace("fedipw-audit", "another", 1))
     with pytest.raises(InputError, match="cannot be read"):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fedipw.audit.page import (
     Column,
+    Importance,
     Kind,
     SortTable,
     Value,
+    beginning,
     count,
     rendered,
     share,
     significant,
+    size,
     table,
 )
 from fedipw.audit.pages import weighed
@@ -107,7 +110,7 @@ def information(audit: Audit) -> dict[str, str]:
     many = "" if sizes.population is None else f", N = {sizes.population:,.0f}"
     source = sizes.population_source.value
     if sizes.population_source is PopulationSource.TOTALS:
-        source += f" ({settings.enrollment})"
+        source += f" ({beginning(settings.enrollment)})"
     by = {s.stage: f"{s.kind.value} on {_formula(s.formula)}" for s in audit.stages}
     enrollment = by.pop(ENROLLMENT, "no model")
     return {
@@ -124,7 +127,7 @@ def information(audit: Audit) -> dict[str, str]:
 
 
 def _formula(text: str) -> str:
-    return "every covariate" if text.strip() == "." else repr(text)
+    return "every covariate" if text.strip() == "." else repr(beginning(text))
 
 
 def not_compared(before: Audit, after: Audit) -> dict[str, str]:
@@ -173,7 +176,8 @@ def _stages_apart(name: str, old: StagePart | None, new: StagePart | None) -> st
     if old.kind is not new.kind:
         return f"{name.capitalize()} is by {old.kind.value} before and by {new.kind.value} after."
     if old.formula != new.formula:
-        return f"The formula of {name} is {old.formula!r} before and {new.formula!r} after."
+        first, second = (repr(beginning(stage.formula)) for stage in (old, new))
+        return f"The formula of {name} is {first} before and {second} after."
     return ""
 
 
@@ -215,12 +219,13 @@ def compare_page(before: Audit, after: Audit) -> str:
     apart = not_compared(before, after)
     rates = {} if "rates" in apart else paired_rates(before.rates, after.rates)
     stages = dict.fromkeys(stage.stage for stage in (*after.stages, *before.stages))
+    whole = before.to_json(), after.to_json()
     return rendered(
         "compare.html",
         ("charts.js", "compare.js"),
         {
-            "audit-before": before.to_json(),
-            "audit-after": after.to_json(),
+            "audit-before": _drawn(whole[0]),
+            "audit-after": _drawn(whole[1]),
             "paired-rates": list(rates.items()),
         },
         title=f"{after.title}: before and after",
@@ -233,8 +238,41 @@ def compare_page(before: Audit, after: Audit) -> str:
         stages=[(k, s) for k, s in enumerate(stages) if f"coefficients of {s}" not in apart],
         knew=_knew(before, after),
         changes=changes(before, after),
+        settings=[audit["settings"] for audit in whole],
         apart=list(apart.values()),
     )
+
+
+def _drawn(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the plots of a comparison need of an audit's JSON, and no more."""
+    terms = ("name", "value", "standard_error", "p_value")
+    estimates = ("group", "estimator", "estimate", "low", "high")
+
+    def kept(part: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: part[name] for name in names}
+
+    def line(part: Mapping[str, Any]) -> dict[str, Any]:
+        cells = {group: kept(cell, "smd") for group, cell in part["groups"].items()}
+        return {"name": part["name"], "groups": cells}
+
+    balance, metric = whole["balance"], whole["metric"]
+    return {
+        "balance": balance
+        and {"groups": balance["groups"], "lines": [line(x) for x in balance["lines"]]},
+        "rates": [
+            {"column": p["column"], "lines": [kept(x, "level", "rate") for x in p["lines"]]}
+            for p in whole["rates"]
+        ],
+        "stages": [
+            {"stage": s["stage"], "coefficients": [kept(c, *terms) for c in s["coefficients"]]}
+            for s in whole["stages"]
+        ],
+        "metric": metric
+        and {
+            "name": metric["name"],
+            "estimates": [kept(e, *estimates) for e in metric["estimates"]],
+        },
+    }
 
 
 def _knew(before: Audit, after: Audit) -> SortTable:
@@ -315,7 +353,8 @@ def _table(caption: str, heads: Sequence[str], kind: Kind, sides: Iterable[Keyed
             old, new = before.get(key), after.get(key)
             yield [*key, old, new, None if old is None or new is None else new - old]
 
-    return table(caption, columns, rows())
+    changed = Importance("those that changed most", lambda row: size(row[-1]))
+    return table(caption, columns, rows(), changed)
 
 
 def _smds(audit: Audit) -> Keyed:

@@ -246,7 +246,7 @@ class _Job(NamedTuple):
         )
         gathered = Gathered(
             stage=stage, plan=plan, record=record, facts=facts, state=state, audit=audit,
-            weighted=weights is not None, unlisted=tables.unlisted, soft=self.soft,
+            weighted=weights is not None, soft=self.soft,
             hidden_coefficients=tables.hidden_coefficients + hidden,
         )  # fmt: skip
         return replace(audit, unknown=unknowns(gathered), notes=remarks(gathered))
@@ -365,7 +365,6 @@ class _TableFacts(NamedTuple):
     overlap: OverlapPart | None = None
     balance: BalanceTable | None = None
     hidden_coefficients: int = 0
-    unlisted: int = 0  # empty cells beyond those listed
 
 
 def _population_facts(
@@ -408,7 +407,6 @@ def _population_facts(
         overlap=_overlap_part(found, threshold, large, len(cells) - len(large)),
         balance=table.without(small),
         hidden_coefficients=hidden,
-        unlisted=max(0, len(large) - MOST_EMPTY),
     )
 
 
@@ -423,6 +421,7 @@ def _overlap_part(
         below=None if found is None else round(found.below),
         empty=empty[:MOST_EMPTY],
         empty_small=small,
+        empty_more=max(0, len(empty) - MOST_EMPTY),
         **{name: getattr(found, name, None) for name in known},
     )
 

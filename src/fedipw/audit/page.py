@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import partial
 from importlib.resources import files
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,7 +28,10 @@ Kind = Literal["text", "count", "number", "fixed", "share"]
 Value = str | float | None
 
 MISSING: Final = "–"
-LONG: Final = 60  # rows from which a table is left out of a print
+LONG: Final = 60  # rows from which a table is left out of a print, and can be searched
+SHOWN_ROWS: Final = 400  # of a table, beyond which rows are shown on demand
+MOST_ROUNDS: Final = 400  # shown one by one
+MERGED_ROUNDS: Final = 200  # points or lines at most, where there are more
 MINUS: Final = "−"
 _DIGITS: Final = 3  # significant
 _EXACT: Final = Context(prec=800, rounding=ROUND_HALF_UP)  # holds any float
@@ -51,30 +55,96 @@ class Cell:
     numeric: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Which rows of a table come first where not all are shown at once."""
+
+    words: str  # "the largest levels"
+    key: Callable[[Sequence[Value]], float]  # of a row; the largest come first
+
+
+_IN_ORDER: Final = Importance("the first", lambda _: 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortTable:
-    """A table whose heads sort it; the first cell of a row is its head."""
+    """A table whose heads sort it; the first cell of a row is its head.
+
+    ``rest`` are the values of further rows, which the page holds as data and shows on demand, and
+    ``first`` says in words which rows come before them.
+    """
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    rest: tuple[tuple[Value, ...], ...] = ()
+    first: str = _IN_ORDER.words
+
+    @property
+    def size(self) -> int:
+        """Number of rows, those on demand among them."""
+        return len(self.rows) + len(self.rest)
 
     @property
     def long(self) -> bool:
         """Whether it is too long for paper."""
-        return len(self.rows) > LONG
+        return self.size > LONG
 
 
-def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Value]]) -> SortTable:
-    """Return a table of plain values, one per column."""
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Value]],
+    importance: Importance = _IN_ORDER,
+) -> SortTable:
+    """Return a table of plain values, one per column.
+
+    A table of more than 400 rows begins with the most important ones, which are shown at once.
+    """
+    every = list(rows)
+    if len(every) > SHOWN_ROWS:
+        every.sort(key=importance.key, reverse=True)  # stable: equal ones stay in order
     return SortTable(
         caption=caption,
         columns=tuple(columns),
         rows=tuple(
             tuple(_cell(value, c.kind) for value, c in zip(row, columns, strict=True))
-            for row in rows
+            for row in every[:SHOWN_ROWS]
         ),
+        rest=tuple(tuple(map(_plain, row)) for row in every[SHOWN_ROWS:]),
+        first=importance.words,
     )
+
+
+def beginning(text: str, most: int = 200) -> str:
+    """Return a long text's beginning, and where the rest of it is.
+
+    >>> beginning("age + os"), beginning("age + battery + region", most=13)
+    ('age + os', 'age + battery… (22 characters, all in the JSON file)')
+    """
+    return (
+        text
+        if len(text) <= most
+        else (f"{text[:most]}… ({len(text):,} characters, all in the JSON file)")
+    )
+
+
+def size(value: Value) -> float:
+    """Return the absolute value of a number, 0 of anything else; to order rows by.
+
+    >>> size(-2.5), size(None), size("text")
+    (2.5, 0.0, 0.0)
+    """
+    return 0.0 if value is None or isinstance(value, str) else abs(value)
+
+
+def _plain(value: Value) -> Value:
+    """Return a value as data: text that can be seen, and numbers with seven digits."""
+    if isinstance(value, str):
+        return visible(value)
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.7g}")
 
 
 def count(value: float | None) -> str:
@@ -169,6 +239,45 @@ def rendered(template: str, scripts: Sequence[str], data: Mapping[str, Any], **c
     )
 
 
+def rounds_a_point(rounds: int) -> int:
+    """Return how many rounds in a row are shown as one, of so many in all.
+
+    >>> rounds_a_point(400), rounds_a_point(401), rounds_a_point(2_000)
+    (1, 3, 10)
+    """
+    return 1 if rounds <= MOST_ROUNDS else -(-rounds // MERGED_ROUNDS)
+
+
+def _merged(chart: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a chart whose curves have some hundred points: means of rounds in a row.
+
+    Each curve has a point at the middle of the rounds, if it has a value in one of them; the ends
+    of an interval are means of ends.
+    """
+    rounds = [index for curve in chart["curves"] for index in curve["round"]]
+    first = min(rounds, default=0)
+    each = rounds_a_point(max(rounds, default=0) - first + 1)
+    if each == 1:
+        return chart
+    curves = []
+    for curve in chart["curves"]:
+        points: dict[int, list[int]] = {}
+        for place, index in enumerate(curve["round"]):
+            points.setdefault((index - first) // each, []).append(place)
+        made = {"name": curve["name"], "round": [first + k * each + (each - 1) / 2 for k in points]}
+        for key in ("value", "low", "high"):
+            values = curve[key]
+            made[key] = values and [_mean(values[k] for k in p) for p in points.values()]
+        curves.append(made)
+    caption = f"{chart['caption']} A point is the mean of {each} rounds in a row."
+    return {**chart, "caption": caption, "curves": curves, "each": each}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(f"{fmean(known):.7g}") if known else None
+
+
 def chart_page(
     title: str,
     charts: Sequence[Mapping[str, Any]],
@@ -179,8 +288,10 @@ def chart_page(
     """Return a page of charts with tables and notes below; settings are shown on demand.
 
     A chart has ``title``, ``caption``, ``y_label``, ``log`` and ``curves``: each with ``name``,
-    ``round``, ``value`` and, or none, ``low`` and ``high``.
+    ``round``, ``value`` and, or none, ``low`` and ``high``. Above 400 rounds a point is the mean of
+    a few, and the caption says so.
     """
+    charts = [_merged(chart) for chart in charts]
     return rendered(
         "training.html",
         ("charts.js", "training.js"),

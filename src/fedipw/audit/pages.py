@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from fedipw.audit.page import Column, SortTable, Value, count, rendered, share, significant, table
+from fedipw.audit.page import (
+    Column,
+    Importance,
+    SortTable,
+    Value,
+    beginning,
+    count,
+    rendered,
+    share,
+    significant,
+    size,
+    table,
+)
 from fedipw.audit.values import (
     Audit,
+    HeatPart,
     MetricPart,
     OverlapPart,
     RatePart,
@@ -22,7 +36,9 @@ from fedipw.evaluation.balance import BalanceLine, BalanceTable
 from fedipw.evaluation.estimators import EVERYONE
 from fedipw.numerics.checks import some
 
+_WARNING: Final = "What the interval cannot promise"
 _WEIGHED: Final = {"enrollment": "the enrolled", "replies": "the replies"}
+_WARNED: Final = 5  # warnings of intervals that are listed; the table has all
 _QUANTILE_NAMES: Final = {"0": "Least", "0.5": "Median", "1": "Largest"}
 
 
@@ -59,6 +75,8 @@ def audit_page(audit: Audit) -> str:
         everyone=any(e.group == EVERYONE for e in estimated),
         subgroups=any(e.group != EVERYONE for e in estimated),
         hidden=_hidden,
+        heat_note=partial(_heat_note, audit),
+        rounds_each=audit.rounds[0].last - audit.rounds[0].first + 1 if audit.rounds else 1,
         weighed=weighed,
         weight_note=_weight_note,
         stage_notes=_stage_notes(audit.stages),
@@ -87,7 +105,21 @@ def _warnings(metric: MetricPart | None) -> list[str]:
     for line in () if metric is None else metric.estimates:
         if line.warning:
             found.setdefault(line.warning, []).append(f"{line.estimator} of {line.group}")
-    return [f"{some(who)}: {warning}" for warning, who in found.items()]
+    out = [f"{some(who)}: {warning}" for warning, who in found.items()]
+    more = len(out) - _WARNED
+    if more > 1:
+        rest = f"And {count(more)} more, in the column “{_WARNING}” of the table of estimates."
+        return [*out[:_WARNED], rest]
+    return out
+
+
+def _heat_note(audit: Audit, part: HeatPart) -> str:
+    """Return which levels a map by the hour leaves out."""
+    known = [rates for rates in audit.rates if rates.column == part.column]
+    levels = len(known[0].lines) if known else 0
+    if levels <= len(part.levels):
+        return ""
+    return f"The {len(part.levels)} levels of most rows, of {count(levels)}."
 
 
 def _having(parts: Sequence[Any], inside: str) -> list[tuple[int, Any]]:
@@ -180,8 +212,11 @@ def audit_tables(audit: Audit) -> dict[str, list[SortTable]]:
     return {name: [t for t in tables if t.rows] for name, tables in sections.items()}
 
 
-def _fields(caption: str, columns: Mapping[str, Column], rows: Sequence[Any]) -> SortTable:
-    return table(caption, [*columns.values()], ([getattr(x, k) for k in columns] for x in rows))
+def _fields(
+    caption: str, columns: Mapping[str, Column], rows: Sequence[Any], *importance: Importance
+) -> SortTable:
+    cells = ([getattr(x, k) for k in columns] for x in rows)
+    return table(caption, [*columns.values()], cells, *importance)
 
 
 def _balance(part: BalanceTable | None) -> Iterator[SortTable]:
@@ -202,7 +237,11 @@ def _balance(part: BalanceTable | None) -> Iterator[SortTable]:
         return [line.name, line.mean, line.sd, *smds, *means]
 
     caption = "Differences from the population, in units of its standard deviation (SMD)"
-    yield table(caption, columns, map(row, part.lines))
+    smds = slice(3, 3 + len(groups))
+    largest = Importance(
+        "those with the largest differences", lambda cells: max(map(size, cells[smds]), default=0.0)
+    )
+    yield table(caption, columns, map(row, part.lines), largest)
 
 
 _WEIGHT_COLUMNS: Final = {
@@ -285,6 +324,10 @@ _COEFFICIENT_COLUMNS: Final = {
     "high": Column("High (95%)", "number", "of the odds ratio"),
     "p_value": Column("p-value", "number", "of the coefficient being 0"),
 }
+_CLEAREST: Final = Importance(
+    "those furthest from 0 in standard errors",
+    lambda row: size(row[2]) / size(row[3]) if size(row[3]) else 0.0,
+)
 _BIN_COLUMNS: Final = {
     "count": Column("Count", "count"),
     "mean_prob": Column("Mean probability", "fixed"),
@@ -297,7 +340,8 @@ def _stages(stages: Sequence[StagePart]) -> Iterator[SortTable]:
     columns = dict(_STAGE_COLUMNS)
     if any(stage.rate_rounds for stage in stages):
         columns["rate_rounds"] = Column("Rounds with a constant rate", "count", "not by a model")
-    yield _fields("Probabilities of selection", columns, stages)
+    short = [replace(stage, formula=beginning(stage.formula)) for stage in stages]
+    yield _fields("Probabilities of selection", columns, short)
     keys = [key for key in _COEFFICIENT_COLUMNS if key not in {"name", "stage"}]
     rows = (
         (c.name, s.stage, *(getattr(c, key) for key in keys))
@@ -305,7 +349,7 @@ def _stages(stages: Sequence[StagePart]) -> Iterator[SortTable]:
         for c in s.coefficients
     )
     caption = "Coefficients, odds ratios with 95% intervals, p-values"
-    yield table(caption, [*_COEFFICIENT_COLUMNS.values()], rows)
+    yield table(caption, [*_COEFFICIENT_COLUMNS.values()], rows, _CLEAREST)
     yield table(
         "Probabilities against what happened, in groups of similar probability",
         [Column("Stage", "text"), *_BIN_COLUMNS.values()],
@@ -322,7 +366,9 @@ def _rates(parts: Sequence[RatePart]) -> Iterator[SortTable]:
         Column("Reply rate", "share"),
     ]
     rows = ((x.level, p.column, x.rows, x.replies, x.rate) for p in parts for x in p.lines)
-    yield table("Reply rates", columns, rows)
+    yield table(
+        "Reply rates", columns, rows, Importance("levels of most rows", lambda row: size(row[2]))
+    )
 
 
 _ROUND_COLUMNS: Final = {
@@ -369,8 +415,10 @@ def _metric(part: MetricPart | None) -> Iterator[SortTable]:
     if any(e.reason for e in part.estimates):
         columns["reason"] = Column("Why there is no number", "text")
     if any(e.warning for e in part.estimates):
-        columns["warning"] = Column("What the interval cannot promise", "text")
-    yield _fields(f"Estimates of {part.name}", columns, part.estimates)
+        columns["warning"] = Column(_WARNING, "text")
+    clients = [*columns].index("clients")
+    largest = Importance("the groups of most clients", lambda row: size(row[clients]))
+    yield _fields(f"Estimates of {part.name}", columns, part.estimates, largest)
     bounds = {
         "odds_ratio": Column("Odds ratio"),
         "low": Column("Low"),

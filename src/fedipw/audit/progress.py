@@ -38,6 +38,7 @@ class TrainingRun:
     outcomes: tuple[Mapping[str, int], ...]  # of the invitations of each round, in words
     trained: Mapping[int, Mapping[str, float]]  # metrics of training by round
     evaluated: Mapping[int, Mapping[str, float]]
+    files: str = "the files of metrics"  # where all of them are
     unread: int = 0  # files of metrics that could not be read
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -59,7 +60,7 @@ def training_run(ledger: Ledger) -> TrainingRun:
         )
     return TrainingRun(
         rounds=rounds, invited=tuple(invited), outcomes=tuple(outcomes), trained=trained,
-        evaluated=evaluated, unread=lost + more,
+        evaluated=evaluated, unread=lost + more, files=f"the files in {folder}",
         settings={"ledger": str(ledger.directory), "rounds": len(rounds)},
     )  # fmt: skip
 
@@ -116,8 +117,13 @@ def training_page(run: TrainingRun, title: str = "Training round by round") -> s
 
 def _names(run: TrainingRun) -> list[str]:
     """Return the metrics that clients report when they evaluate."""
-    keys = dict.fromkeys(key for found in run.evaluated.values() for key in found)
+    keys = _keys(run.evaluated)
     return [key.removesuffix("-plain") for key in keys if key.endswith("-plain")]
+
+
+def _keys(found: Mapping[int, Mapping[str, float]]) -> dict[str, None]:
+    """Return the names of metrics in the order in which they occur."""
+    return dict.fromkeys(key for metrics in found.values() for key in metrics)
 
 
 def _series(found: Mapping[int, Mapping[str, float]], key: str) -> list[float | None]:
@@ -167,18 +173,17 @@ def _target_charts(run: TrainingRun) -> list[dict[str, Any]]:
 
 
 def _groups(run: TrainingRun, name: str) -> list[str]:
-    found: dict[str, None] = {}
-    for metrics in run.evaluated.values():
-        for key in metrics:
-            match = _TARGET.match(key)
-            if match and match["name"] == name and match["group"]:
-                found[match["group"]] = None
-    return list(found)
+    matches = (_TARGET.match(key) for key in _keys(run.evaluated))
+    return [m["group"] for m in matches if m and m["name"] == name and m["group"]]
+
+
+def _trained_names(run: TrainingRun) -> list[str]:
+    """Return the metrics that clients report when they train."""
+    return [key for key in _keys(run.trained) if not key.startswith(_OWN)]
 
 
 def _trained_charts(run: TrainingRun) -> list[dict[str, Any]]:
-    keys = dict.fromkeys(key for found in run.trained.values() for key in found)
-    own = [key for key in keys if not key.startswith(_OWN)][:METRICS_MAX]
+    own = _trained_names(run)[:METRICS_MAX]
     caption = "As clients report while they train, weighted: on data they fit the model to."
     return [
         _chart(f"{name} in training", caption, name, [_curve("Weighted", run.trained, name)])
@@ -260,9 +265,14 @@ def _notes(run: TrainingRun) -> list[str]:
                    "the best of many looks better than it is.")  # fmt: skip
     else:
         out.append("No round was evaluated: there is no metric of the target population.")
-    more = len(_names(run)) - METRICS_MAX
-    if more > 0:
-        out.append(f"{more:,} further metrics are not drawn.")
+    curves = sum(max(0, len(_groups(run, name)) - CURVES_MAX) for name in _names(run))
+    for more, what in (
+        (len(_names(run)) - METRICS_MAX, "metrics of evaluation"),
+        (len(_trained_names(run)) - METRICS_MAX, "metrics of training"),
+        (curves, "curves of subgroups"),
+    ):
+        if more > 0:
+            out.append(f"{more:,} further {what} are not drawn: {run.files} have every number.")
     if run.unread:
         out.append(f"{run.unread:,} files of metrics could not be read and are left out.")
     return out

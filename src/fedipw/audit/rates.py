@@ -18,7 +18,7 @@ from fedipw.tables.formula import MISSING, number_text
 from fedipw.tables.ledger import Ledger
 
 MOST_LEVELS = 500  # of a column; with more it is not counted
-SHOWN_LEVELS = 20
+HEAT_LEVELS = 20
 HEAT_COLUMNS = 3
 LONGEST_DAY = 48  # rounds
 _Key = tuple[int, float, str]  # how levels are put in order
@@ -283,11 +283,11 @@ class Tally:
         none = np.zeros((2, MOST_LEVELS), dtype=np.int64)
         return sum(self.counts.values(), none)[:, : len(self.coder.labels)]
 
-    def shown(self) -> list[int]:
-        """Return the levels of enough rows and clients, the largest of them, in order."""
+    def shown(self, most: int = MOST_LEVELS) -> list[int]:
+        """Return the levels of enough rows and clients, the ``most`` largest of them, in order."""
         rows = self.totals()[0]
         large = [k for k in range(len(rows)) if rows[k] >= self.min_cell and k in self.many]
-        large = sorted(large, key=lambda k: (-rows[k], self.coder.keys[k]))[:SHOWN_LEVELS]
+        large = sorted(large, key=lambda k: (-rows[k], self.coder.keys[k]))[:most]
         return sorted(large, key=lambda k: self.coder.keys[k])
 
     def part(self) -> RatePart:
@@ -315,8 +315,8 @@ class Tally:
         return float(rows @ (rate - replies.sum() / rows.sum()) ** 2 / rows.sum())
 
     def heat(self, clock: str) -> HeatPart:
-        """Return the rates by hour and level."""
-        levels, hours = self.shown(), sorted(self.counts)
+        """Return the rates by hour and level, of the largest levels."""
+        levels, hours = self.shown(HEAT_LEVELS), sorted(self.counts)
         rows, replies = np.transpose([self.counts[h][:, levels] for h in hours], (1, 2, 0))
         enough = rows >= self.min_cell
 

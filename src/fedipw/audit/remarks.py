@@ -41,7 +41,6 @@ class Gathered:
     audit: Audit  # without remarks
     weighted: bool  # whether the enrolled have weights
     hidden_coefficients: int
-    unlisted: int  # empty cells beyond those listed
     soft: bool  # whether penalties were asked for
 
     @property
@@ -173,8 +172,9 @@ def _of_hiding(found: Gathered) -> Iterator[str]:
     few = f"fewer than {found.min_cell} clients or rows"
     if audit.overlap is not None and audit.overlap.empty_small:
         yield f"{audit.overlap.empty_small} subgroups with nobody enrolled are not listed: {few}."
-    if found.unlisted:
-        yield f"{found.unlisted} further subgroups with nobody enrolled are not listed."
+    if audit.overlap is not None and audit.overlap.empty_more:
+        more = audit.overlap.empty_more
+        yield f"{more} further subgroups with nobody enrolled are not listed."
     if audit.balance is not None and audit.balance.hidden:
         yield f"{audit.balance.hidden} levels of the balance are hidden: {few}."
     coefficients = found.hidden_coefficients
@@ -182,7 +182,7 @@ def _of_hiding(found: Gathered) -> Iterator[str]:
         yield f"{coefficients} coefficients are hidden: their levels have {few}, or no count."
     hidden = sum(part.hidden for part in audit.rates)
     if hidden:
-        yield f"{hidden} levels of reply rates are hidden: {few}, or beyond the 20 largest."
+        yield f"{hidden} levels of reply rates are hidden: {few}."
     gone = [*facts.skipped_columns, *(t.column for t in facts.tallies if t.overflowing)]
     if gone:
         yield f"There are no reply rates by {some(gone)}: too many columns or levels."

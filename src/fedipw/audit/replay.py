@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import polars as pl
 
+from fedipw.audit.page import rounds_a_point
 from fedipw.audit.rates import Clock, Tally, coder_of
 from fedipw.audit.suppression import Coefficients, shown_coefficients, stage_part
 from fedipw.audit.values import RoundLine, SilentGroup, StagePart
@@ -27,8 +28,6 @@ from fedipw.weighting.replay import Observer
 from fedipw.weighting.weigher import RoundWeights
 
 RATE_COLUMNS = 12
-MOST_ROUNDS = 400  # shown one by one
-MERGED_ROUNDS = 200  # lines, where there are more
 _SAMPLE_ROUNDS = 8
 _ALL_ROUNDS = 100  # up to which columns are cut by rounds spread over the whole ledger
 _BY_CLIENT = ("reply_counts", "reply_weights", "present")
@@ -351,7 +350,7 @@ def round_lines(
 
     ``reliance`` is on enrollment weights (O21), by round, where it is known.
     """
-    size = 1 if len(rounds) <= MOST_ROUNDS else -(-len(rounds) // MERGED_ROUNDS)
+    size = rounds_a_point(len(rounds))
     return tuple(_line(rounds[k : k + size], reliance) for k in range(0, len(rounds), size))
 
 

@@ -99,6 +99,7 @@ MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "effective_sample_size": "of the enrolled under these weights (W10)",
         "empty": "subgroups of the population with nobody enrolled, the largest first",
         "empty_small": "further ones, too small to be shown",
+        "empty_more": "further ones, beyond the largest 200",
     },
     "Cell": {"name": "subgroup", "population": "its clients"},
     "BalanceTable": {

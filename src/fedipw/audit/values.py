@@ -121,6 +121,7 @@ class OverlapPart:
     effective_sample_size: float | None
     empty: tuple[Cell, ...]  # with nobody enrolled, the largest first
     empty_small: int  # further cells, too small to be shown
+    empty_more: int = 0  # further cells, beyond the largest 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,12 +33,17 @@ class Journal:
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         self.directory, self._settings = directory, dict(settings)
+        self._last: int | None = None  # the one model there is, once the others were removed
+        self._cleaned = False  # whether what a killed server left was looked for
         self._fingerprint = json.dumps(self._settings, sort_keys=True)
 
     def save_model(self, index: int, model: ArrayRecord, state: dict[str, Any]) -> None:
         """Write the model after a round and the state the next one needs."""
         whole = {"model": _packed(model), **state}
-        save_checkpoint(self.directory, whole, self._fingerprint, name=_model_file(index))
+        first, self._cleaned = not self._cleaned, True  # the directory has a file for every round
+        save_checkpoint(
+            self.directory, whole, self._fingerprint, name=_model_file(index), cleaned=first
+        )
 
     def load_model(self, index: int) -> tuple[ArrayRecord, dict[str, Any]]:
         """Return the model after a round and the state saved with it."""
@@ -86,16 +91,21 @@ class Journal:
         return "; ".join(f"{name}: {_word(a)} -> {_word(b)}" for name, a, b in pairs if a != b)
 
     def forget_models(self, before: int) -> None:
-        """Remove models of earlier rounds."""
-        for path in self.directory.glob("round-*.npz"):
-            if path.name < _model_file(before):
-                path.unlink(missing_ok=True)
+        """Remove models of earlier rounds; the directory is listed once, not in every round."""
+        last, self._last = self._last, before
+        if last is not None:
+            old = [self.directory / _model_file(index) for index in range(last, before)]
+        else:
+            models = self.directory.glob("round-*.npz")
+            old = [path for path in models if path.name < _model_file(before)]
+        for path in old:
+            path.unlink(missing_ok=True)
 
     def write(self, kind: str, index: int, metrics: MetricRecord | None, **more: Any) -> None:
         """Write a round's metrics of one kind, also if there are none."""
         self.directory.mkdir(parents=True, exist_ok=True)
         plain = {"metrics": None if metrics is None else dict(metrics), **more}
-        write_texts({self._path(kind, index): json.dumps(plain) + "\n"})
+        write_texts({self._path(kind, index): json.dumps(plain) + "\n"}, cleaned=False)
 
     def read(self, kind: str, index: int) -> dict[str, Any] | None:
         """Return the record written for a round, none if there is none."""

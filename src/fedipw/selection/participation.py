@@ -110,9 +110,9 @@ class ParticipationSettings:
     does that runs for ever; all rounds can then no longer be fitted at once.
 
     With ``refit_every`` 10 the first ten rounds are refitted one by one, while there is little to
-    learn from, and every tenth after that. With ``growth`` 0.1 a fit on all past rounds waits until
-    there is a tenth more of them, too: all fits together then take time in proportion to the number
-    of rounds, not to its square. A constant rate is used, and recorded, until both kinds
+    learn from, and every tenth after that. With ``rarer_after`` 100, fits on all past rounds become
+    rarer after so many, in proportion: every twentieth after 200. All of them together then take
+    time in proportion to the number of rounds, not to its square. A constant rate is used, and recorded, until both kinds
     of rows, by their weight, exceed ``per_coefficient`` times the coefficients. ``estimator`` is
     maximum likelihood by default, or any classifier. A maximum that does not exist, or is not
     reached, is replaced by that of a penalised likelihood if ``soft``, else by the rate, with a
@@ -123,7 +123,7 @@ class ParticipationSettings:
     last: int | None = None  # of past rounds, only this many
     decay: float = 1.0  # weight of a round, relative to the one after it
     refit_every: int = 10  # rounds between fits on past rounds
-    growth: float = 0.0  # of the past between fits on all of it, at least
+    rarer_after: int | None = None  # rounds, where fits on all of the past are to become rarer
     per_coefficient: float = 10.0
     estimator: Estimator = field(default_factory=Newton)
     soft: bool = False  # whether a fit that separates gets a penalty
@@ -133,8 +133,8 @@ class ParticipationSettings:
     def __post_init__(self) -> None:
         if self.refit_every < 1:
             raise InputError(f"refit_every must be 1 or more, not {self.refit_every}.")
-        if not 0.0 <= self.growth <= 1.0:
-            raise InputError(f"growth must lie in [0, 1], not {self.growth!r}.")
+        if self.rarer_after is not None and self.rarer_after < 1:
+            raise InputError(f"rarer_after must be 1 or more, not {self.rarer_after}.")
         if self.last is not None and (self.last < 1 or self.window is not Window.PAST):
             raise InputError("A rolling window is 1 or more of the past rounds.")
         if not 0.0 < self.decay <= 1.0:
@@ -185,12 +185,14 @@ class ParticipationSettings:
     def due(self, past: int, fitted_on: int) -> bool:
         """Return whether a round with this many before it asks for a new fit.
 
-        >>> how = ParticipationSettings(refit_every=10, growth=0.1)
+        >>> how = ParticipationSettings(refit_every=10, rarer_after=100)
         >>> how.due(20, fitted_on=10), how.due(210, fitted_on=200), how.due(223, fitted_on=200)
         (True, False, True)
         """
-        wait = self.growth * past if self.reach is None else 0.0
-        return past <= self.refit_every or past - fitted_on >= max(self.refit_every, wait)
+        wait = float(self.refit_every)
+        if self.rarer_after is not None and self.reach is None:
+            wait *= max(1.0, past / self.rarer_after)
+        return past <= self.refit_every or past - fitted_on >= wait
 
 
 class ReplyProb(NamedTuple):

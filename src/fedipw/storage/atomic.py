@@ -67,9 +67,9 @@ def written_paths(paths: Iterable[Path]) -> Iterator[dict[Path, Path]]:
 
 
 @contextmanager
-def written_file(path: str | Path) -> Iterator[BinaryIO]:
+def written_file(path: str | Path, *, cleaned: bool = True) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes ``path`` at the end, unless an error was raised."""
-    with written_path(path) as temporary, temporary.open("wb") as file:
+    with written_path(path, cleaned=cleaned) as temporary, temporary.open("wb") as file:
         yield file
 
 
@@ -78,13 +78,16 @@ def write_text(path: str | Path, text: str) -> None:
     write_texts({Path(path): text})
 
 
-def write_texts(texts: Mapping[Path, str]) -> None:
-    """Write text files; none is renamed before all of them are on the disk."""
+def write_texts(texts: Mapping[Path, str], *, cleaned: bool = True) -> None:
+    """Write text files; none is renamed before all of them are on the disk.
+
+    See :func:`written_path` for ``cleaned``.
+    """
     with ExitStack() as stack:
         made = {}
         for path, text in texts.items():
             check_place(path)
-            temporary = stack.enter_context(_temporary(path))
+            temporary = stack.enter_context(_temporary(path, cleaned=cleaned))
             temporary.write_text(text, encoding="utf-8")
             _flush(temporary)
             made[temporary] = path

@@ -26,9 +26,17 @@ _DAMAGED = (
 
 
 def save_checkpoint(
-    directory: Path, state: Mapping[str, Any], fingerprint: str, *, name: str = _FILE
+    directory: Path,
+    state: Mapping[str, Any],
+    fingerprint: str,
+    *,
+    name: str = _FILE,
+    cleaned: bool = True,
 ) -> None:
-    """Write a state to ``directory``, atomically: a kill leaves the former one or this one."""
+    """Write a state to ``directory``, atomically: a kill leaves the former one or this one.
+
+    What killed writers left there is removed; that lists the directory, unless not ``cleaned``.
+    """
     arrays: dict[str, Any] = {}
     plain = _without_arrays(state, "", arrays)
     header = {"version": _VERSION, "fingerprint": fingerprint, "state": plain}
@@ -38,9 +46,13 @@ def save_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory} cannot be made: {error.strerror}.") from error
-    remove_abandoned(directory)
+    if cleaned:
+        remove_abandoned(directory)
     # as np.savez does, which in older releases leaves the archive open on a full disk
-    with written_file(directory / name) as file, zipfile.ZipFile(file, "w") as archive:
+    with (
+        written_file(directory / name, cleaned=cleaned) as file,
+        zipfile.ZipFile(file, "w") as archive,
+    ):
         for part, array in arrays.items():
             with archive.open(f"{part}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)

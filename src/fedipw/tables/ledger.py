@@ -247,11 +247,15 @@ class Ledger:
             yield self.read(index)
 
     @contextmanager
-    def writing(self) -> Iterator[LedgerWriter]:
-        """Hold the ledger for one writer, as a server does for as long as it runs."""
+    def writing(self, *, cleaned: bool = True) -> Iterator[LedgerWriter]:
+        """Hold the ledger for one writer, as a server does for as long as it runs.
+
+        What killed writers left is removed; that lists the directory, unless not ``cleaned``.
+        """
         directory = self._made()
         with locked(directory, "writes the ledger"):
-            remove_abandoned(directory)
+            if cleaned:
+                remove_abandoned(directory)
             yield LedgerWriter(self)
 
     @property

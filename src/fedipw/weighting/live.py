@@ -63,6 +63,7 @@ class GrowingLedger:
         self._writer: LedgerWriter | None = None  # while the ledger is held
         self._open: pl.DataFrame | None = None
         self._closed = 0
+        self._cleaned = False  # whether what a killed server left was looked for
         if ledger.has(ledger.since) or ledger.rounds:
             self._closed = len(ledger.require_rounds())
 
@@ -81,7 +82,8 @@ class GrowingLedger:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Keep the ledger to itself for this block; outside it every round takes the lock anew."""
-        with self.ledger.writing() as writer:
+        first, self._cleaned = not self._cleaned, True
+        with self.ledger.writing(cleaned=first) as writer:
             self._writer = writer
             try:
                 yield
@@ -367,7 +369,7 @@ class Live:
             if self._end.held:
                 self._snapshot.save(self._run.weigher, self._learner, notes)
             else:
-                with self.ledger.writing():
+                with self.ledger.writing(cleaned=False):
                     self._snapshot.save(self._run.weigher, self._learner, notes)
         except (InputError, SnapshotUnusedError) as error:
             notes[f"no snapshot of the learner: {error}"] += 1

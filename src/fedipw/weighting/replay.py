@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -121,6 +121,35 @@ class Observer:
 
 
 @final
+@dataclass(slots=True)
+class _Mean:
+    """A mean of numbers that come one by one: two numbers are kept, however many there were.
+
+    >>> mean = _Mean()
+    >>> for number in (1.0, 2.0, 6.0):
+    ...     mean.add(number)
+    >>> mean.value
+    3.0
+    """
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, number: float) -> None:
+        """Take one more number."""
+        self.total += number
+        self.count += 1
+
+    def __add__(self, other: _Mean) -> _Mean:
+        return _Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean, NaN of no number."""
+        return self.total / self.count if self.count else np.nan
+
+
+@final
 @dataclass(slots=True, eq=False)
 class Record(Observer):
     """What happened on the way: where probabilities came from, what was skipped."""
@@ -137,8 +166,8 @@ class Record(Observer):
     imbalance: Imbalance | None = None  # before the last round, of calibration as you go
     smallest_participation: float = np.inf
     smallest_inclusion: float = np.inf
-    effective: list[float] = field(default_factory=list)
-    totals: list[float] = field(default_factory=list)
+    effective: _Mean = field(default_factory=_Mean)  # replies of a round
+    totals: _Mean = field(default_factory=_Mean)  # sums of a round's weights
     refits: int = 0
     passes: int = 0
     left_out: int = 0  # replies without a weight
@@ -201,8 +230,8 @@ class Record(Observer):
         if not np.isnan(inclusion).any():
             self.smallest_inclusion = min(self.smallest_inclusion, float(inclusion.min()))
         if found.weights.any():
-            self.effective.append(effective_sample_size(found.weights))
-        self.totals.append(found.total)
+            self.effective.add(effective_sample_size(found.weights))
+        self.totals.add(found.total)
 
     @property
     def rate_rounds(self) -> int:
@@ -215,16 +244,14 @@ class Record(Observer):
 
     def merge(self, brought: Record) -> None:
         """Add what was counted of later rounds; their enrollment was taken here."""
-        for name in _SUMMED:
+        for name in (*_SUMMED, *_MEANS):
             setattr(self, name, getattr(self, name) + getattr(brought, name))
-        for name in _BY_ROUND:
-            getattr(self, name).extend(getattr(brought, name))
         for name in ("smallest_participation", "smallest_inclusion"):
             setattr(self, name, min(getattr(self, name), getattr(brought, name)))
         self.skipped.update(brought.skipped)
         self.sources.update(brought.sources)
         self.notes.update(brought.notes)
-        if brought.totals:  # of the last round that was weighed
+        if brought.totals.count:  # of the last round that was weighed
             self.imbalance = brought.imbalance
 
     def state(self) -> dict[str, Any]:
@@ -236,15 +263,15 @@ class Record(Observer):
             "notes": dict(self.notes),
             "skipped": {str(index): why for index, why in self.skipped.items()},
             "imbalance": None if left is None else [left.enrolled, left.respondents],
-            **{name: np.array(getattr(self, name), dtype=np.float64) for name in _BY_ROUND},
+            **{name: list(astuple(getattr(self, name))) for name in _MEANS},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put saved counts back."""
         for name in _COUNTED:
             setattr(self, name, state[name])
-        for name in _BY_ROUND:
-            setattr(self, name, state[name].tolist())
+        for name in _MEANS:
+            setattr(self, name, _Mean(*state[name]))
         self.sources, self.notes = Counter(state["sources"]), Counter(state["notes"])
         self.skipped = {int(index): why for index, why in state["skipped"].items()}
         left = state["imbalance"]
@@ -273,20 +300,20 @@ class Record(Observer):
             "notes": dict(self.notes),
             "smallest_participation_prob": _number(self.smallest_participation),
             "smallest_inclusion_prob": _number(self.smallest_inclusion),
-            "mean_effective_replies": _number(float(np.mean(self.effective or [np.nan]))),
+            "mean_effective_replies": _number(self.effective.value),
             "enrolled_effective": _number(self.enrolled_effective),
-            "mean_weight_sum": _number(float(np.mean(self.totals or [np.nan]))),
+            "mean_weight_sum": _number(self.totals.value),
             "imbalance": None
             if left is None
             else {"enrolled": _number(left.enrolled), "respondents": _number(left.respondents)},
         }
 
 
-# of a record: what adds up, what is plain, and what has a number a round
+# of a record: what adds up, what is plain, and means over rounds
 _SUMMED = ("rounds", "replies", "weighed_replies", "negative", "trimmed", "few_effective", "refits",
            "passes", "left_out", "rows_left_out", "enrollments")  # fmt: skip
 _COUNTED = (*_SUMMED, "smallest_participation", "smallest_inclusion", "enrolled_effective")
-_BY_ROUND = ("effective", "totals")
+_MEANS = ("effective", "totals")
 
 
 def _number(value: float) -> float | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedipw.tables.population import Population
 
 
-GROWTH = 0.1  # of the past between two fits on all of it
+RARER_AFTER = 100  # rounds: fits on all of the past are then made in proportion to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Settings:
     fit, window, decay, refit_every
         Rounds that participation is fitted on: ``past``, ``pooled`` or ``same-round``; of past
         rounds only the last ``window``, or older ones with less weight, by ``decay`` a round;
-        rounds between fits.
+        rounds between fits, after 100 rounds in proportion to their number where all are fitted on.
     day_length, day_hours
         Rounds in a day, for the clock; hours instead, for a clock by the ledger's ``opened_at``.
     classifier, folds, score_calibration
@@ -128,7 +128,7 @@ class Settings:
                 clock=Clock(day_length=self.day_length, day_hours=self.day_hours),
                 soft=self.soft,
                 estimator=self.estimator(),
-                growth=GROWTH,
+                rarer_after=RARER_AFTER,
             ),
             client=self.client,
             models=None if self.models is None else _participation_models(self.models),

@@ -40,7 +40,7 @@ function loveSpec(balance, series, title) {
   };
   const lines = [...balance.lines].sort((a, b) => size(b) - size(a));
   return {
-    title,
+    title, first: "the largest differences",
     x: { label: "Difference from the population (standard deviations)", kind: "number", zero: true },
     refs: [-0.1, 0.1],
     rows: lines.map((line) => ({
@@ -136,10 +136,12 @@ function ratesPlot(audit) {
     if (overall !== null) {
       legend(keys, [{ name: `All rows: ${format.share(overall)}`, mark: "line", colour: "plain", dash: "dashed" }]);
     }
+    const many = part.lines.length > FEW;
+    const lines = many ? [...part.lines].sort((a, b) => b.rows - a.rows) : part.lines;
     const spec = {
-      title, bars: true, refs: overall === null ? [] : [overall],
+      title, bars: true, most: FEW, first: "the largest levels", refs: overall === null ? [] : [overall],
       x: { label: "Share of rows with a reply", kind: "share", zero: true },
-      rows: part.lines.map((line) => ({
+      rows: lines.map((line) => ({
         label: line.level, end: format.share(line.rate), marks: [{ x: line.rate, series }],
         lines: [
           ["Reply rate", format.share(line.rate)], ["Replies", format.count(line.replies)],
@@ -179,7 +181,7 @@ function roundPanels(rounds) {
   const has = (key) => rounds.some((line) => isNumber(line[key]));
   const line = (name, key, look) => ({ name, ...look, line: true, dots: true, points: points(key) });
   const panels = [{
-    y: { label: "Reply rate (share of invited)", kind: "share", zero: true },
+    y: { label: "Reply rate (share of enrolled)", kind: "share", zero: true },
     series: [line("Observed", "reply_rate", { colour: "c1" })],
   }];
   if (has("expected_rate")) {
@@ -253,10 +255,17 @@ function groupsPlot(audit) {
     const { metric } = audit;
     const names = [...new Set(metric.estimates.map((e) => e.estimator))];
     const series = looks(names, ESTIMATOR_LOOKS, ESTIMATOR_NAMES);
-    const groups = [...new Set(metric.estimates.map((e) => e.group))];
-    const find = (group, id) => metric.estimates.find((e) => e.group === group && e.estimator === id);
+    const found = new Map();
+    for (const e of metric.estimates) {
+      if (!found.has(e.group)) found.set(e.group, new Map());
+      found.get(e.group).set(e.estimator, e);
+    }
+    const find = (group, id) => found.get(group).get(id);
+    const clients = (group) => Math.max(...[...found.get(group).values()].map((e) => e.clients));
+    const groups = [...found.keys()];
+    if (groups.length > FEW + 1) groups.sort((a, b) => clients(b) - clients(a)); // everyone is first
     const spec = (shown) => ({
-      title, dodge: true, x: { label: capital(metric.name), kind: "number" },
+      title, dodge: true, most: FEW + 1, first: "groups of most clients", x: { label: capital(metric.name), kind: "number" },
       rows: groups.map((group) => ({
         label: group,
         lines: shown.map((s) => [s.name, estimateText(find(group, s.id))]),

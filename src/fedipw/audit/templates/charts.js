@@ -2,6 +2,7 @@
 
 const LINE = 18; // height of a line of labels
 const MANY = 40; // rows shown before a button asks for the rest
+const FEW = 12; // of levels of a column, or of groups with several marks each
 
 // As many ticks as fit without touching.
 function fittingTicks(at, axis) {
@@ -67,9 +68,9 @@ function rowLayout(rows, spec, width) {
   return { left: stacked ? 12 : room + 12, right: width - ends, stacked, lift, tall: band + lift, band };
 }
 
-// spec: {rows: [{label, lines, marks: [{x, low, high, series}]}], x, refs, dodge, bars, title}
+// spec: {rows: [{label, lines, marks: [{x, low, high, series}]}], x, refs, dodge, bars, title, most}
 function rowsChart(host, spec, all, more) {
-  const rows = all ? spec.rows : spec.rows.slice(0, MANY);
+  const rows = all ? spec.rows : spec.rows.slice(0, spec.most || MANY);
   const place = rowLayout(rows, spec, Math.max(200, Math.floor(host.clientWidth)));
   const { left, right, tall } = place;
   const bottom = 10 + rows.length * tall;
@@ -94,7 +95,9 @@ function rowsChart(host, spec, all, more) {
   });
   chart.reach = 8;
   if (!all && rows.length < spec.rows.length) {
-    const button = html("button", "more", `Show all ${spec.rows.length} rows`, host);
+    const shown = `${format.count(rows.length)} of ${format.count(spec.rows.length)} are drawn: ${spec.first || "the first"}.`;
+    html("p", "part", shown, host);
+    const button = html("button", "more", `Show all ${format.count(spec.rows.length)} rows`, host);
     button.type = "button";
     button.addEventListener("click", more);
   }

@@ -15,12 +15,19 @@ function pairRow(label, audits, of, text) {
     label,
     join: true,
     size: isNumber(now.x) ? Math.abs(now.x) : -1,
+    change: both ? Math.abs(now.x - old.x) : -1,
     marks: [{ ...old, series: BEFORE }, { ...now, series: AFTER }],
     lines: [
       ["Before", text(old)], ["After", text(now)],
       ["Difference", both ? text({ x: now.x - old.x }) : MISSING],
     ],
   };
+}
+
+// Where not all rows are drawn at once, those that changed most come first.
+function mostChanged(rows, most) {
+  const order = rows.length > most ? [...rows].sort((a, b) => b.change - a.change) : rows;
+  return { rows: order, most, first: "those that changed most" };
 }
 
 function withInterval(kind) {
@@ -44,7 +51,7 @@ function compareLove(audits) {
       return cell ? { x: cell.smd } : null;
     };
     draw = rowsDrawing(canvas, () => ({
-      title, refs: [-0.1, 0.1],
+      title, refs: [-0.1, 0.1], first: "the largest differences now",
       x: { label: "Difference from the population (standard deviations)", kind: "number", zero: true },
       rows: names.map((name) => pairRow(name, [0, 1], smd(name), withInterval("fixed")))
         .sort((a, b) => b.size - a.size),
@@ -65,7 +72,7 @@ function compareRates(audits, paired) {
     const rows = pairs.map(([label, ...levels]) =>
       pairRow(label, [0, 1], rate(levels), withInterval("share")));
     const x = { label: "Share of rows with a reply", kind: "share", zero: true };
-    return rowsDrawing(canvas, () => ({ title, rows, x }));
+    return rowsDrawing(canvas, () => ({ title, x, ...mostChanged(rows, FEW) }));
   };
 }
 
@@ -86,7 +93,7 @@ function compareCoefficients(audits) {
     const names = union([...lists[1].keys()], [...lists[0].keys()]);
     const rows = names.map((name) => ({ ...pairRow(name, [0, 1], value(name), withInterval("number")), join: false }));
     const x = { label: "Coefficient (log odds)", kind: "number", zero: true };
-    return rowsDrawing(canvas, () => ({ title, rows, x, dodge: true }));
+    return rowsDrawing(canvas, () => ({ title, x, dodge: true, ...mostChanged(rows, MANY) }));
   };
 }
 
@@ -108,7 +115,9 @@ function compareMetric(audits) {
     const { name } = audits[1].metric || audits[0].metric;
     draw = rowsDrawing(canvas, () => ({
       title, dodge: true, x: { label: capital(name), kind: "number" },
-      rows: of("group").map((g) => ({ ...pairRow(g, [0, 1], estimate(g), withInterval("number")), join: false })),
+      ...mostChanged(of("group").map((g) => ({
+        ...pairRow(g, [0, 1], estimate(g), withInterval("number")), join: false,
+      })), MANY),
     }));
     return draw;
   };

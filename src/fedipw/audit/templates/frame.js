@@ -161,8 +161,42 @@ function chooser(host, names, label, redraw) {
 
 // --- tables ---
 
+// Rows beyond the first are data until all are asked for: by a button, a sort or a search.
+function wholeTable(box) {
+  const rest = box.querySelector("script");
+  if (!rest) return;
+  const { kinds, rows } = JSON.parse(rest.textContent);
+  const body = box.querySelector("tbody");
+  for (const values of rows) {
+    const row = html("tr", "", "", body);
+    values.forEach((value, k) => {
+      const number = kinds[k] !== "text" && typeof value !== "string";
+      const text = number ? format[kinds[k]](value) : value || MISSING;
+      const cell = html(k ? "td" : "th", number ? "number" : "", text, row);
+      if (!k) cell.scope = "row";
+      if (number && value !== null) cell.dataset.v = value;
+    });
+  }
+  rest.remove();
+  box.querySelector(".rest").remove();
+}
+
+function followSearch(box) {
+  const field = box.querySelector("input");
+  if (!field) return;
+  field.addEventListener("input", () => {
+    wholeTable(box);
+    const wanted = field.value.trim().toLowerCase();
+    for (const row of box.querySelectorAll("tbody tr")) {
+      const texts = Array.from(row.cells).filter((cell) => !cell.classList.contains("number"));
+      row.hidden = !texts.some((cell) => cell.textContent.toLowerCase().includes(wanted));
+    }
+  });
+}
+
 function sortBy(head) {
   const table = head.closest("table");
+  wholeTable(table.closest(".table"));
   const column = head.cellIndex;
   const rising = head.getAttribute("aria-sort") !== "ascending";
   for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
@@ -206,6 +240,11 @@ function start(plots) {
   }
   for (const button of document.querySelectorAll("th > button")) {
     button.addEventListener("click", () => sortBy(button.closest("th")));
+  }
+  for (const box of document.querySelectorAll(".table")) {
+    followSearch(box);
+    const more = box.querySelector(".rest button");
+    if (more) more.addEventListener("click", () => wholeTable(box));
   }
   followSize();
 }

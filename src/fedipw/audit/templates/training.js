@@ -12,7 +12,12 @@ function curveSeries(chart) {
   }));
 }
 
-function curveSpots(series) {
+// The rounds that a point stands for.
+function roundsAt(x, each) {
+  return each > 1 ? `Rounds ${x - (each - 1) / 2} to ${x + (each - 1) / 2}` : `Round ${x}`;
+}
+
+function curveSpots(series, each) {
   const rounds = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort((a, b) => a - b);
   const byRound = series.map((s) => new Map(s.points.map((p) => [p.x, p])));
   const text = (p) => {
@@ -21,7 +26,7 @@ function curveSpots(series) {
     return format.number(p.y) + inner;
   };
   return rounds.map((x) => ({
-    x, lines: [`Round ${x}`, ...series.map((s, k) => [s.name, text(byRound[k].get(x))])],
+    x, lines: [roundsAt(x, each), ...series.map((s, k) => [s.name, text(byRound[k].get(x))])],
   }));
 }
 
@@ -36,7 +41,7 @@ function curvesPlot(charts) {
     draw = () => {
       const shown = series.filter((s) => on.has(s.name));
       xyChart(canvas, {
-        title, spots: curveSpots(shown), high: Math.round(Math.min(320, Math.max(220, canvas.clientWidth * 0.45))),
+        title, spots: curveSpots(shown, chart.each || 1), high: Math.round(Math.min(320, Math.max(220, canvas.clientWidth * 0.45))),
         x: { label: "Round", kind: "number", whole: true, domain: ends },
         panels: [{ y: { label, kind: "number", log: Boolean(chart.log) }, series: shown }],
       });
