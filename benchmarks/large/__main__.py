@@ -106,6 +106,7 @@ def _peers(arguments: argparse.Namespace) -> None:
     limits = peers.Limits(gigabytes=arguments.gigabytes, seconds=arguments.seconds)
     environments = peers.Environments(arguments.environments)
     found: dict[str, Any] = {**_facts(arguments), "limits": limits.to_json()}
+    found["threads"] = peers.threads()
     place = arguments.data / "peers"
     for part, rows in (
         ("weights", peers.weights(_logs(arguments), environments, place, limits, _more(arguments))),

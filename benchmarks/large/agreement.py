@@ -28,10 +28,11 @@ def apart(function: Callable[..., T], *arguments: Any) -> T:
 
 def agreement(command: Command, old: Path, new: Path) -> Agreement:
     """Return how far the results of two runs of a command agree."""
-    before, after = command.results(old), command.results(new)
+    printed = [json.loads(out.with_suffix(".json").read_text()) for out in (old, new)]
+    found = compared_json(*printed)
     if command.table is not None:
-        return apart(compared_weights, before, after)
-    return compared_json(json.loads(before.read_text()), json.loads(after.read_text()))
+        found += apart(compared_weights, command.results(old), command.results(new))
+    return found
 
 
 def compared_weights(old: Path, new: Path) -> Agreement:

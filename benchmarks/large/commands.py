@@ -58,7 +58,7 @@ class Command:
         return len(found["estimates"]) if "estimates" in found else int(found["sizes"]["rows"])
 
 
-_WEIGHTS = ("weights", "--out", "{out}.parquet", "--participation-fit")
+_WEIGHTS = ("weights", "--json", "--out", "{out}.parquet", "--participation-fit")
 COMMANDS = (
     Command("weights, past fit", (*_WEIGHTS, "past"), ".parquet"),
     Command("weights, pooled fit", (*_WEIGHTS, "pooled"), ".parquet"),

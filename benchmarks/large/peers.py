@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from benchmarks.large.workload import SYSTEMS, Log
 HERE = Path(__file__).parent
 POOLED = COMMANDS[1]
 BY_HAND = ("scikit-learn", "glum")
-BALANCE = ("defaults", "same model")
+BALANCE = ("same model", "10 penalties", "defaults")
 _LOOK = 0.1  # seconds between looks at memory
 
 
@@ -61,6 +63,11 @@ class Environments:
         return self.python("balance", HERE / "requirements-balance.txt")
 
 
+def threads() -> dict[str, str | None]:
+    """Return the limits of threads that processes inherit."""
+    return {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")}
+
+
 def weights(
     logs: Sequence[Log], environments: Environments, folder: Path, limits: Limits,
     more: Sequence[str],
@@ -69,9 +76,8 @@ def weights(
     for log in logs:
         facts = {"rounds": log.length, "rows": log.rows}
         ours = place(folder / str(log.length), POOLED)
-        yield {
-            "package": "fedipw", **facts, **_limited(POOLED.line(log, ours, *more), ours, limits)
-        }  # fmt: skip
+        found = _limited(POOLED.line(log, ours, *more), ours, limits)
+        yield {"package": "fedipw", "version": version("fedipw"), **facts, **found}
         for name in BY_HAND:
             out = folder / str(log.length) / name
             line = [environments.by_hand, "-P", str(HERE / "by_hand.py"), name, str(log.people)]

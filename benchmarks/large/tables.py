@@ -74,15 +74,18 @@ def _peers(saved: Row) -> Iterator[str]:
         f"{limits['gigabytes']:g} GB and {limits['seconds']:g} s:"
     )
     yield ""
-    yield from _head("package", "rows of the ledger", "seconds", "peak GB", "weights differ by")
+    yield from _head(
+        "package", "rows of the ledger", "seconds", "processor seconds", "peak GB",
+        "weights differ by",
+    )  # fmt: skip
     for row in saved["weights"]:
         yield _line(_named(row), _whole(row["rows"]), *_used(row))
     yield ""
     yield "**Weights of enrolled clients alone**, by balance:"
     yield ""
     yield from _head(
-        "package", "clients", "enrolled", "seconds", "peak GB", "weights differ by", "ASMD",
-        "effective clients",
+        "package", "clients", "enrolled", "seconds", "processor seconds", "peak GB",
+        "weights differ by", "ASMD", "effective clients",
     )  # fmt: skip
     for row in saved["balance"]:
         if "ended" in row:
@@ -104,12 +107,13 @@ def _named(row: Row) -> str:
     return ", ".join([shown, *settings])
 
 
-def _used(row: Row) -> tuple[str, str, str]:
+def _used(row: Row) -> tuple[str, str, str, str]:
     if "ended" in row:
-        return f"ended by its limit of {row['ended']} after {row['seconds']:.0f}", "", ""
+        return f"ended after {row['seconds']:.0f}, limit of {row['ended']}", "", "", ""
     differs = row.get("largest_difference")
     shown = "" if differs is None or row["package"] == "fedipw" else _apart(differs)
-    return _short(row["seconds"]), f"{row['gigabytes']:.2f}", shown
+    processor = _short(row["processor_seconds"])
+    return _short(row["seconds"]), processor, f"{row['gigabytes']:.2f}", shown
 
 
 def _apart(size: float) -> str:
