@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     beside = parts.add_parser("peers", help="measure other packages on the same files")
     beside.add_argument("--environments", type=Path, default=Path("/tmp/fedipw-large-peers"))
     beside.add_argument("--balance-clients", type=int, nargs="*", default=[200_000, 1_000_000])
+    both = ("weights", "balance")
+    beside.add_argument("--parts", nargs="*", choices=both, default=both)
     beside.add_argument("--gigabytes", type=float, default=16.0, help="a process may hold")
     beside.add_argument("--seconds", type=float, default=600.0, help="a process may take")
     beside.set_defaults(part=_peers, out=RESULTS / "large-peers.json")
@@ -104,19 +106,19 @@ def _cluster(arguments: argparse.Namespace) -> None:
 
 def _peers(arguments: argparse.Namespace) -> None:
     limits = peers.Limits(gigabytes=arguments.gigabytes, seconds=arguments.seconds)
-    environments = peers.Environments(arguments.environments)
-    found: dict[str, Any] = {**_facts(arguments), "limits": limits.to_json()}
-    found["threads"] = peers.threads()
-    place = arguments.data / "peers"
-    for part, rows in (
-        ("weights", peers.weights(_logs(arguments), environments, place, limits, _more(arguments))),
-        (
-            "balance",
-            peers.balanced(arguments.data, arguments.balance_clients, environments, place, limits),
-        ),
-    ):
+    pythons, place = peers.Environments(arguments.environments), arguments.data / "peers"
+    logs, sizes, more = _logs(arguments), arguments.balance_clients, _more(arguments)
+    parts = {
+        "weights": peers.weights(logs, pythons, place, limits, more),
+        "balance": peers.balanced(arguments.data, sizes, pythons, place, limits),
+    }
+    # a part that is not asked for stays as it was saved
+    former = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    found: dict[str, Any] = {part: former.get(part, []) for part in parts}
+    found |= {**_facts(arguments), "limits": limits.to_json(), "threads": peers.threads()}
+    for part in arguments.parts:
         found[part] = []
-        for row in rows:
+        for row in parts[part]:
             found[part].append(row)
             print(row, flush=True)
             _save(arguments.out, found)
