@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,12 +26,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(data: Path) -> dict[str, object]:
+def measured(data: Path) -> dict[str, Any]:
     """Pooled weights of ten rounds, as the benchmark runs and saves them."""
     saved = data / "results" / "large.json"
     words = ["run", "--data", str(data), "--rounds", "10", "--commands", POOLED.name]
     main([*words, "--out", str(saved)])
-    found: dict[str, object] = json.loads(saved.read_text())
+    found: dict[str, Any] = json.loads(saved.read_text())
     return found
 
 
@@ -58,8 +59,8 @@ def test_the_wanted_share_enrolls(share: float) -> None:
     assert abs(prob.mean() - share) < 5.0 * error  # false alarm below 1e-6
 
 
-def test_a_run_reports_what_a_command_took(measured: dict[str, object], data: Path) -> None:
-    (row,) = measured["runs"]  # type: ignore[misc]
+def test_a_run_reports_what_a_command_took(measured: dict[str, Any], data: Path) -> None:
+    (row,) = measured["runs"]
     replies = pl.read_parquet(workload.Log(data, 10).metric("loss")).height
     assert (row["command"], row["result_rows"]) == (POOLED.name, replies)
     assert row["seconds"] > 0.0

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -29,15 +29,15 @@ def scikit_learn(X: np.ndarray, y: np.ndarray) -> tuple[Prob, int]:
 
 
 def glum(X: np.ndarray, y: np.ndarray) -> tuple[Prob, int]:
-    from glum import GeneralizedLinearRegressor
+    from glum import GeneralizedLinearRegressor  # type: ignore[import-not-found]
 
     model = GeneralizedLinearRegressor(family="binomial", alpha=0, gradient_tol=1e-9)
     model.fit(X, y.astype(np.float64))
     return lambda rows: np.asarray(model.predict(rows)), int(model.n_iter_)
 
 
-# the fit, its package, and the order of a matrix that it takes without a copy
-FITS: dict[str, tuple[Callable[..., tuple[Prob, int]], str]] = {
+# the fit of a package, and the order of a matrix that it takes without a copy
+FITS: dict[str, tuple[Callable[..., tuple[Prob, int]], Literal["c", "fortran"]]] = {
     "scikit-learn": (scikit_learn, "c"),
     "glum": (glum, "fortran"),
 }

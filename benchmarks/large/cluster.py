@@ -145,7 +145,7 @@ def _busy(dask_scheduler: Any = None) -> dict[int, int]:
 
 
 def _children(pid: int) -> list[int]:
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 

@@ -113,7 +113,7 @@ def balanced(
 
 def _limited(line: Sequence[str], out: Path, limits: Limits) -> dict[str, Any]:
     """Run a process within limits; return what it took and printed, or why it was ended."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     out.parent.mkdir(parents=True, exist_ok=True)
     began, over, why = time.perf_counter(), threading.Event(), list[str]()
