@@ -20,7 +20,8 @@ def main(settings: str, people: str, out: str) -> dict[str, Any]:
         "defaults": {},  # 250 penalties, each by ten folds
         "10 penalties": {"num_lambdas": 10},
         "same model": {
-            "model": LogisticRegression(penalty=None, solver="newton-cholesky", tol=1e-9),
+            # lbfgs: balance codes all levels beside an intercept, and newton-cholesky needs rank
+            "model": LogisticRegression(penalty=None, solver="lbfgs", tol=1e-9, max_iter=1000),
             "transformations": None,
             "weight_trimming_mean_ratio": None,
             "balance_classes": False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -17,15 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.large.agreement import TOLERANCE, agreement
-from benchmarks.large.commands import (
-    GIGABYTE,
-    Command,
-    Used,
-    ended,
-    measured,
-    place,
-    started,
-)
+from benchmarks.large.commands import GIGABYTE, Command, ended, known, place, started
 from benchmarks.large.workload import Log
 
 _SAMPLED = 0.2  # seconds between looks at memory
@@ -177,7 +168,7 @@ def run(
     log, commands
         What to run, on which files.
     folder
-        Place for results; those of a run without a cluster are used if they are there.
+        Place for results; those of the same command without a cluster are used if they are there.
     share
         Share of the time without a cluster after which a worker is killed.
     more
@@ -187,7 +178,7 @@ def run(
     rows = log.rows
     for command in commands:
         local = place(folder / str(log.length), command)
-        alone = _alone(command, log, local, more)
+        alone = known(command.line(log, local, *more), local)
         out = place(folder / f"{log.length}-cluster", command)
         with running() as cluster:
             began = time.perf_counter()
@@ -214,11 +205,3 @@ def run(
             "equal": found.largest <= TOLERANCE and not found.texts and not found.added,
             "differences": [asdict(d) for d in found.differences],
         }
-
-
-def _alone(command: Command, log: Log, out: Path, more: Sequence[str]) -> Used:
-    """Return what a command took without a cluster, from an earlier run if there was one."""
-    saved = out.with_suffix(".used")
-    if not saved.exists():
-        saved.write_text(json.dumps(asdict(measured(command.line(log, out, *more), out))))
-    return Used(**json.loads(saved.read_text()))

@@ -126,6 +126,20 @@ def measured(line: Sequence[str], out: Path) -> Used:
     return ended(started(line, out), began, out)
 
 
+def kept(line: Sequence[str], out: Path) -> Used:
+    """Run a process and keep what it took beside its files."""
+    used = measured(line, out)
+    out.with_suffix(".used").write_text(json.dumps({"line": line, "used": asdict(used)}))
+    return used
+
+
+def known(line: Sequence[str], out: Path) -> Used:
+    """Return what the same process took before, or run it if there was none."""
+    path = out.with_suffix(".used")
+    saved = json.loads(path.read_text()) if path.exists() else {"line": None}
+    return Used(**saved["used"]) if saved["line"] == line else kept(line, out)
+
+
 def run(
     logs: Sequence[Log],
     commands: Sequence[Command],
@@ -151,8 +165,7 @@ def run(
         count = log.rows
         for command in commands:
             out = place(folder / str(log.length), command)
-            used = measured(command.line(log, out, *more), out)
-            out.with_suffix(".used").write_text(json.dumps(asdict(used)))
+            used = kept(command.line(log, out, *more), out)
             row = {"command": command.name, "rounds": log.length, "rows": count, **asdict(used)}
             row["result_rows"] = command.result_rows(out)
             rows.append(row)
