@@ -78,6 +78,20 @@ def test_weights_by_hand_are_those_of_the_command(data: Path, tmp_path: Path) ->
     assert found.largest < 1e-5
 
 
+def test_an_earlier_run_is_used_only_for_the_same_command(tmp_path: Path) -> None:
+    out, seen = tmp_path / "run", tmp_path / "seen"
+
+    def line(word: str) -> list[str]:
+        return ["/bin/sh", "-c", f"echo {word} >> {seen}"]
+
+    first = commands.known(line("a"), out)
+    assert commands.known(line("a"), out) == first
+    commands.known(line("b"), out)
+    assert seen.read_text().split() == ["a", "b"]
+    with pytest.raises(commands.FailedError, match="run ended with 3"):
+        commands.known(["/bin/sh", "-c", "exit 3"], out)
+
+
 def test_a_weight_that_differs_is_found(tmp_path: Path) -> None:
     old, new = tmp_path / "old.parquet", tmp_path / "new.parquet"
     frame = pl.DataFrame({"unit_id": [3, 1, 2], "round": [1, 1, 2], "weight": [1e-7, 2e-7, 1.0]})
