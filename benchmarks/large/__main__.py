@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     for part in (run, spread, beside):
         part.add_argument("--rounds", type=int, nargs="*", help="ledgers; all unless given")
         part.add_argument("--memory", help="limit given to the commands, such as 3GB")
+        part.add_argument("--busy", action="store_true", help="say that others use the machine")
         part.add_argument("--out", type=Path)
     for part in (run, spread):
         part.add_argument("--commands", nargs="*", default=[], help="first words of their names")
@@ -142,7 +143,12 @@ def _more(arguments: argparse.Namespace) -> list[str]:
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {**workload.counts(arguments.data), "memory": arguments.memory, "truth": workload.TRUTH}
+    return {
+        **workload.counts(arguments.data),
+        "truth": workload.TRUTH,
+        "memory": arguments.memory,
+        "busy": arguments.busy,
+    }
 
 
 def _save(path: Path, found: dict[str, Any]) -> None:

@@ -21,7 +21,10 @@ def text(results: Path) -> str:
     for name, part in parts.items():
         path = results / name
         if path.exists():
-            found.append("\n".join(part(json.loads(path.read_text(encoding="utf-8")))))
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            found.append("\n".join(part(saved)))
+            if saved["busy"]:
+                found.append("Others used the machine: compare processor seconds, not seconds.")
     return "\n\n".join(found) + "\n"
 
 
@@ -29,20 +32,23 @@ def _alone(saved: Row) -> Iterator[str]:
     limit = f", with `--memory {saved['memory']}`" if saved["memory"] else ""
     yield f"**On one machine**, {_population(saved)}{limit}:"
     yield ""
-    yield from _head("command", "rows of the ledger", "seconds", "processor seconds", "peak GB")
-    for row in saved["runs"]:
-        yield _line(
-            row["command"], _whole(row["rows"]), _short(row["seconds"]),
-            _short(row["processor_seconds"]), f"{row['gigabytes']:.2f}",
-        )  # fmt: skip
-    yield ""
-    yield "Growth with the rows, from the shortest ledger to the longest (slope ratio 1 is linear):"
-    yield ""
-    yield from _head("command", "seconds per million rows", "slope ratio")
+    yield from _head(
+        "command", "rows of the ledger", "seconds", "per million rows", "processor seconds",
+        "peak GB", "slope ratio",
+    )  # fmt: skip
     for name, grown in saved["growth"].items():
+        own = [row for row in saved["runs"] if row["command"] == name]
         slope = grown["slope_ratio"]
-        each = ", ".join(f"{s:.2f}" for s in grown["seconds_per_million"])
-        yield _line(name, each, "" if slope is None else f"{slope:.2f}")
+        for row in own:
+            last = row is own[-1] and slope is not None
+            yield _line(
+                name, _whole(row["rows"]), _short(row["seconds"]),
+                f"{row['seconds'] / (row['rows'] / 1e6):.2f}", _short(row["processor_seconds"]),
+                f"{row['gigabytes']:.2f}", f"{slope:.2f}" if last else "",
+            )  # fmt: skip
+    yield ""
+    yield "The slope ratio is the time that a row adds from the second ledger to the third, over "
+    yield "that from the first to the second: 1 is linear."
 
 
 def _cluster(saved: Row) -> Iterator[str]:
@@ -80,6 +86,8 @@ def _peers(saved: Row) -> Iterator[str]:
     )  # fmt: skip
     for row in saved["weights"]:
         yield _line(_named(row), _whole(row["rows"]), *_used(row))
+    if not saved["balance"]:
+        return
     yield ""
     yield "**Weights of enrolled clients alone**, by balance:"
     yield ""
