@@ -47,7 +47,7 @@ def _alone(saved: Row) -> Iterator[str]:
                 f"{row['gigabytes']:.2f}", f"{slope:.2f}" if last else "",
             )  # fmt: skip
     yield ""
-    yield "The slope ratio is the time that a row adds from the second ledger to the third, over "
+    yield "The slope ratio is the time that a row adds from the second ledger to the third, over"
     yield "that from the first to the second: 1 is linear."
 
 
