@@ -136,7 +136,7 @@ def kept(line: Sequence[str], out: Path) -> Used:
 def known(line: Sequence[str], out: Path) -> Used:
     """Return what the same process took before, or run it if there was none."""
     path = out.with_suffix(".used")
-    saved = json.loads(path.read_text()) if path.exists() else {"line": None}
+    saved: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"line": None}
     return Used(**saved["used"]) if saved["line"] == line else kept(line, out)
 
 
