@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(arguments: argparse.Namespace) -> None:
+    if workload.logs(arguments.data):
+        raise SystemExit(f"{arguments.data} holds ledgers already: remove it, or name another.")
     clients = arguments.clients
     enrolled = arguments.enrolled or clients // 100
     size = workload.Size(clients=clients, enrolled=enrolled, rounds=arguments.rounds)
