@@ -3,7 +3,7 @@
 Writes a population and a ledger of 1,000 rounds, runs ``fedipw weights`` and ``fedipw audit`` on
 it with ``--state``, adds 100 rounds, and runs both again: with the state, and without one, from
 scratch. The files of the last two runs must have the same bytes. Results go to
-benchmarks/results/incremental.json.
+benchmarks/results/incremental.json, and as a table to docs/_static/incremental-benchmark.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.ledger import write_log
 from fedipw.lab.files import environment
 
 RESULT = Path(__file__).parent / "results" / "incremental.json"
+TABLE = Path(__file__).parents[1] / "docs" / "_static" / "incremental-benchmark.md"
 OUTPUTS = {"weights": ("weights.parquet",), "audit": ("audit.html", "audit.json")}
 Runner = Callable[[list[str]], dict[str, Any]]
 FEW = -1.75  # log odds by which about a fifth of the population is enrolled
@@ -90,6 +91,24 @@ def compared(
     }
 
 
+def table(result: dict[str, Any]) -> str:
+    """Return the costs as a table for the documentation."""
+    head = (
+        f"first run, {result['rounds']:,} rounds",
+        f"{result['added']} rounds more",
+        "from scratch",
+    )
+    lines = [f"| | {' | '.join(head)} | share |", "|---|---|---|---|---|"]
+    for job in OUTPUTS:
+        if job in result:
+            costs = [result[job][name] for name in ("first", "added", "scratch")]
+            spent = " | ".join(f"{cost['processor_seconds']:.0f}" for cost in costs)
+            held = " | ".join(f"{cost['gigabytes']:.2f}" for cost in costs)
+            lines.append(f"| `{job}`, processor seconds | {spent} | {result[job]['share']:.0%} |")
+            lines.append(f"| peak GiB | {held} | |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100_000)
@@ -113,6 +132,8 @@ def main() -> None:
             result[job] = compared(job, directory, given.rounds, given.added)
             print(job, json.dumps(result[job]), flush=True)
             given.out.write_text(json.dumps(result, indent=1) + "\n")
+    if given.out == RESULT:
+        TABLE.write_text(table(result))
 
 
 if __name__ == "__main__":
