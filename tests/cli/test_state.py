@@ -92,15 +92,15 @@ THREE = World(
 @pytest.mark.parametrize(
     ("world", "options"),
     [
-        (WORLD, ["--refit-every", 3]),
+        (WORLD, ["--refit-every", 3, "--models-table"]),
         (WORLD, ["--window", 4, "--refit-every", 3, "--trim", 3]),
-        (WORLD, ["--decay", 0.8, "--refit-every", 3]),
+        (WORLD, ["--decay", 0.8, "--refit-every", 3, "--models-table"]),
         (WORLD, ["--participation-fit", "same-round"]),
         (WORLD, ["--history", "--refit-every", 3, "--scheme", "fedipw"]),
         (WORLD, ["--scheme", "calibrated-online"]),
         (WORLD, ["--scheme", "collapsed"]),
         (WORLD, ["--participation", "battery", "--classifier", NAIVE, "--folds", 0]),
-        (THREE, ["--history", "--missing", "drop"]),
+        (THREE, ["--history", "--missing", "drop", "--models-table"]),
     ],
     ids=["past", "window", "decay", "same-round", "history", "online", "collapsed", "classifier",
          "steps"],
@@ -162,6 +162,29 @@ def test_targets_and_saved_models_go_on_too(tmp_path: Path, read: list[int]) -> 
         for path in (*(tmp_path / "rounds").iterdir(), *(tmp_path / "later").iterdir()):
             path.unlink()
         (tmp_path / "later").rmdir()
+
+
+def test_models_that_are_saved_have_the_same_bytes(tmp_path: Path) -> None:
+    files = growing(tmp_path)
+    files.going_on()
+    files.grow()
+    files.going_on("--save-models", tmp_path / "grown")
+    files.made("--save-models", tmp_path / "whole")
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert names == ["enrollment.json", "participation.json"]
+    for name in names:
+        assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_other_targets_are_another_population(tmp_path: Path) -> None:
+    files = growing(tmp_path)
+    age = files.means("age")["age"]
+    files.targets(f"age,{age}")
+    files.going_on(source="targets")
+    files.targets(f"age,{age + 0.01}")
+    made, _, notice = files.going_on(source="targets")
+    assert "(changed: population)" in notice
+    assert made == files.made(source="targets")[0]
 
 
 def flip(path: Path) -> None:
