@@ -12,6 +12,8 @@ from typing import Any
 
 import polars as pl
 import pytest
+from benchmarks.incremental import compared
+from benchmarks.ledger import write_log
 
 import fedipw
 from fedipw.errors import FedIPWWarning, InputError
@@ -90,15 +92,15 @@ THREE = World(
 @pytest.mark.parametrize(
     ("world", "options"),
     [
-        (WORLD, ["--refit-every", 3]),
+        (WORLD, ["--refit-every", 3, "--models-table"]),
         (WORLD, ["--window", 4, "--refit-every", 3, "--trim", 3]),
-        (WORLD, ["--decay", 0.8, "--refit-every", 3]),
+        (WORLD, ["--decay", 0.8, "--refit-every", 3, "--models-table"]),
         (WORLD, ["--participation-fit", "same-round"]),
         (WORLD, ["--history", "--refit-every", 3, "--scheme", "fedipw"]),
         (WORLD, ["--scheme", "calibrated-online"]),
         (WORLD, ["--scheme", "collapsed"]),
         (WORLD, ["--participation", "battery", "--classifier", NAIVE, "--folds", 0]),
-        (THREE, ["--history", "--missing", "drop"]),
+        (THREE, ["--history", "--missing", "drop", "--models-table"]),
     ],
     ids=["past", "window", "decay", "same-round", "history", "online", "collapsed", "classifier",
          "steps"],
@@ -162,6 +164,29 @@ def test_targets_and_saved_models_go_on_too(tmp_path: Path, read: list[int]) -> 
         (tmp_path / "later").rmdir()
 
 
+def test_models_that_are_saved_have_the_same_bytes(tmp_path: Path) -> None:
+    files = growing(tmp_path)
+    files.going_on()
+    files.grow()
+    files.going_on("--save-models", tmp_path / "grown")
+    files.made("--save-models", tmp_path / "whole")
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert names == ["enrollment.json", "participation.json"]
+    for name in names:
+        assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_other_targets_are_another_population(tmp_path: Path) -> None:
+    files = growing(tmp_path)
+    age = files.means("age")["age"]
+    files.targets(f"age,{age}")
+    files.going_on(source="targets")
+    files.targets(f"age,{age + 0.01}")
+    made, _, notice = files.going_on(source="targets")
+    assert "(changed: population)" in notice
+    assert made == files.made(source="targets")[0]
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 16
@@ -208,12 +233,10 @@ def left_aside(files: Growing, why: str, *options: object) -> bytes:
     ("spoil", "why"),
     [
         (lambda f: flip(f.state / "learner.npz"), "it is damaged"),
-        (lambda f: (f.state / "learner.npz").write_bytes(b""), "it is damaged"),
         (lambda f: flip(rows(f)), "its rows are damaged"),
         (lambda f: rows(f).write_bytes(rows(f).read_bytes()[:-8]), "its rows are cut off"),
         (lambda f: rows(f).unlink(), "its rows cannot be read"),
         (lambda f: flip(table(f)), "000003.parquet is damaged"),
-        (lambda f: table(f).unlink(), "000003.parquet cannot be read"),
         (lambda f: os.utime(f.round(2)), "the ledger's files have changed since"),
     ],
 )
@@ -239,7 +262,6 @@ def as_it_is(files: Growing) -> None:
         ([], of_others, [], "(changed: population)"),
         (["--missing", "drop"], level, ["--missing", "drop"], "'network' has a new level, '5g'"),
         ([], as_it_is, ["--scheme", "fedipw"], "(changed: method)"),
-        ([], as_it_is, ["--refit-every", 3], "(changed: settings)"),
         ([], as_it_is, ["--enrollment", "age"], "(changed: enrollment)"),
         ([], as_it_is, ["--participation", "battery"], "(changed: formulas)"),
     ],
@@ -431,3 +453,19 @@ def test_the_state_is_held_by_one_command(tmp_path: Path) -> None:
         code, _, err = files.weights("--state", tmp_path / "state")
     assert (code, "runs weights from it" in err) == (2, True)
     assert succeeded("weights", "--help").count("--state") == 1
+
+
+@pytest.mark.parametrize("job", ["weights", "audit"])
+def test_the_benchmark_compares_what_it_says(tmp_path: Path, job: str) -> None:
+    """A smoke test, in this process: 6 rounds, then 2 more."""
+    write_log(tmp_path, 400, 8, steps=1)
+    (tmp_path / "rounds").rename(tmp_path / "all")
+
+    def here(words: list[str]) -> dict[str, Any]:
+        return {"said": succeeded(*words), "processor_seconds": 1.0}
+
+    found = compared(job, tmp_path, 6, 2, here)
+    assert found["same_bytes"]
+    assert found["share"] == 1.0
+    assert found["state_gigabytes"] > 0.0
+    assert len(list((tmp_path / "rounds").glob("*.parquet"))) == 8
