@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import polars as pl
 import pytest
 
+import fedipw
 from fedipw.errors import InputError
 from fedipw.storage.remote import Remote
 from fedipw.tables.ledger import Ledger
@@ -95,6 +97,15 @@ def test_a_ledger_at_a_url_is_not_written(rounds: str) -> None:
         ledger.append(1, TABLES.rounds[0])
     with pytest.raises(InputError, match=r"is at a URL"), ledger.writing():
         pass
+
+
+def test_the_common_jobs_take_urls(at: str, rounds: str, tmp_path: Path) -> None:
+    TABLES.write(tmp_path, "parquet")
+    write_table(TABLES.people, f"{at}/people.parquet")
+    here = fedipw.weigh(tmp_path / "people.parquet", tmp_path / "rounds")
+    assert fedipw.weigh(f"{at}/people.parquet", rounds).table.equals(here.table)
+    fedipw.audit(f"{at}/people.parquet", rounds).save(f"{at}/report.html")
+    assert Remote(f"{at}/report.html").is_file()
 
 
 def test_errors_name_the_url_and_no_copy(at: str, rounds: str) -> None:
