@@ -39,12 +39,13 @@ WINDOWS = {
     "decay": ParticipationSettings(refit_every=1, decay=0.8),
     "same round": ParticipationSettings(window=Window.SAME_ROUND, per_coefficient=3.0),
 }
+WORKERS = 2
 
 
 def started() -> Any:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost workers are meant here
     return distributed.LocalCluster(
-        n_workers=2,
+        n_workers=WORKERS,
         threads_per_worker=1,
         processes=True,
         dashboard_address="127.0.0.1:0",  # any free port: another run may have the usual one
@@ -175,12 +176,13 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-# --- a lost worker, of a cluster for itself
+# --- a lost worker; the cluster starts another in its place
 
 
 @pytest.fixture
-def doomed() -> Iterator[Any]:
-    with started() as cluster, connected(cluster.scheduler_address) as made:
+def doomed(cluster: Any) -> Iterator[Any]:
+    with connected(cluster.scheduler_address) as made:
+        made.wait_for_workers(WORKERS, timeout=120)
         yield made
 
 
