@@ -22,7 +22,6 @@ from .command import Files, fedipw
 
 BOOSTING = ("--classifier", "boosting", "--folds", 3)
 PLATT = (*BOOSTING, "--score-calibration", "platt")
-TREES = ("--classifier", "sklearn.ensemble.ExtraTreesClassifier", "--folds", 2)
 FOREST = ("--classifier", "forest", "--folds", 2, "--refit-every", 2)
 PROBABILITIES = ("enrollment_prob", "participation_prob", "inclusion_prob")
 
@@ -47,7 +46,7 @@ def weighed(files: Files) -> Weighed:
         BOOSTING,
         PLATT,
         (*BOOSTING, "--participation-fit", "pooled"),
-        (*TREES, "--scheme", "participation-only"),
+        ("--classifier", "sklearn.ensemble.ExtraTreesClassifier", "--scheme", "participation-only"),
         FOREST,
         ("--classifier", "logistic", "--folds", 3),
     ],

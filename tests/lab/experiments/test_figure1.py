@@ -15,7 +15,6 @@ from fedipw.lab.mechanisms import LogisticEnrollment
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.theory import error_parts
 
-ROUNDS = 20
 FILES = {
     "errors.csv",
     "figure1.png",
@@ -91,7 +90,7 @@ def test_the_gap_widens_with_enrollment_strength() -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("figure") / "out"
     steps: list[tuple[int, int]] = []
-    reproduce(out, FigureSettings(seeds=2, rounds=ROUNDS), lambda *done: steps.append(done))
+    reproduce(out, FigureSettings(seeds=2, rounds=60), lambda *done: steps.append(done))
     assert steps == [(k, 10) for k in range(1, 11)]
     return out
 
@@ -104,7 +103,7 @@ def test_all_files_are_there_and_nothing_else(made: Path) -> None:
 def test_results_and_summary_agree(made: Path) -> None:
     rows = pl.read_csv(made / "results.csv")
     assert rows.columns == ["panel", "method", "x", "seed", "excess_loss", "distance"]
-    assert rows.filter(pl.col("panel") == "A").height == 4 * ROUNDS * 2
+    assert rows.filter(pl.col("panel") == "A").height == 4 * 60 * 2
     assert rows.filter(pl.col("panel") == "B").height == 4 * 5 * 2
     with (made / "summary.csv").open() as file:
         summary = list(csv.DictReader(file))
@@ -122,7 +121,7 @@ def test_results_and_summary_agree(made: Path) -> None:
 
 def test_panel_b_is_the_tail_of_panel_a_at_strength_one(made: Path) -> None:
     rows = pl.read_csv(made / "results.csv")
-    tail = rows.filter((pl.col("panel") == "A") & (pl.col("x") > 0.8 * ROUNDS))
+    tail = rows.filter((pl.col("panel") == "A") & (pl.col("x") > 48))
     means = tail.group_by("method", "seed").agg(pl.col("excess_loss", "distance").mean())
     point = rows.filter((pl.col("panel") == "B") & (pl.col("x") == 1.0))
     joined = point.join(means, on=["method", "seed"])
@@ -134,7 +133,7 @@ def test_panel_b_is_the_tail_of_panel_a_at_strength_one(made: Path) -> None:
 def test_the_same_seed_gives_the_same_bytes_whatever_the_processes(
     made: Path, tmp_path: Path
 ) -> None:
-    reproduce(tmp_path / "again", FigureSettings(seeds=2, rounds=ROUNDS, workers=1))
+    reproduce(tmp_path / "again", FigureSettings(seeds=2, rounds=60, workers=1))
     for name in ("results.csv", "summary.csv", "errors.csv", "figure1.svg"):
         assert (tmp_path / "again" / name).read_bytes() == (made / name).read_bytes(), name
 
@@ -142,7 +141,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_processes(
 def test_the_manifest_holds_settings_versions_and_seeds(made: Path) -> None:
     manifest = json.loads((made / "manifest.json").read_text())
     assert manifest["seeds"] == [0, 1]
-    assert manifest["settings"]["rounds"] == ROUNDS
+    assert manifest["settings"]["rounds"] == 60
     assert manifest["scenario"]["population"]["design_seed"] == 12345
     assert {"fedipw", "numpy", "numba"} <= set(manifest["versions"])
     assert manifest["least_enrollment_prob"]["2.0"] < 0.01
