@@ -101,8 +101,13 @@ def variants(size: int) -> tuple[Variant, ...]:
     )
 
 
-def limits(seed: int, variant: Variant) -> dict[str, float]:
-    """Return the excess loss of each scheme's limit, participation averaged out, and the bound."""
+def limits(
+    seed: int, variant: Variant, schemes: Sequence[str] = tuple(SHOWN), draws: int = 20
+) -> dict[str, float]:
+    """Return the excess loss of each scheme's limit, participation averaged out, and the bound.
+
+    ``draws`` of every client's data estimate the variance in the bound, without bias from two on.
+    """
     streams = Streams.of(seed)
     drawn = variant.testbed.draw(streams.population)
     prob = variant.enrollment(drawn.population)
@@ -112,7 +117,6 @@ def limits(seed: int, variant: Variant) -> dict[str, float]:
     inside = population.enrolled
     stage = TableEnrollment(population, ".", settings=TableSettings())
     enrolled = np.ones(population.enrolled_size, dtype=np.bool_)
-    fitted = stage.fitted(enrolled, required=True).prob
 
     def excess(weights: FloatArray) -> float:
         everyone = np.zeros(len(inside))
@@ -120,30 +124,35 @@ def limits(seed: int, variant: Variant) -> dict[str, float]:
         objective = FederatedLogistic(drawn.clients, L2, everyone)
         return float(target.losses(objective.minimum(best.point).point)[0] - best.value)
 
-    def calibrated(kind: str, distance: Distance | InverseLogit) -> float:
+    def calibrated(kind: str, distance: Distance | InverseLogit) -> FloatArray:
         balance = Balance.of(stage.balance(kind, enrolled), enrolled, population.listed)
-        return excess(balance.enrollment_weights(balance.calibration(distance)))
+        return balance.enrollment_weights(balance.calibration(distance))
 
-    variance = redrawn_variance(
-        variant.testbed, population.matrix(), best.point, L2, np.random.default_rng([seed, 1])
-    )
-    return {
-        "oracle": excess(1.0 / prob[inside]),
-        "fedipw": excess(1.0 / fitted),
-        "entropy": calibrated("main", Entropy()),
-        "inverse-logit": calibrated("main", InverseLogit()),
-        "rich entropy": calibrated("rich", Entropy()),
-        "rich linear": calibrated("rich", Linear()),
-        "efficient": calibrated("rich", InverseLogit()),
-        "bound": efficiency_bound(target, prob, variance),
+    weights: dict[str, Callable[[], FloatArray]] = {
+        "oracle": lambda: 1.0 / prob[inside],
+        "fedipw": lambda: 1.0 / stage.fitted(enrolled, required=True).prob,
+        "entropy": lambda: calibrated("main", Entropy()),
+        "inverse-logit": lambda: calibrated("main", InverseLogit()),
+        "rich entropy": lambda: calibrated("rich", Entropy()),
+        "rich linear": lambda: calibrated("rich", Linear()),
+        "efficient": lambda: calibrated("rich", InverseLogit()),
     }
 
+    rng = np.random.default_rng([seed, 1])
+    variance = redrawn_variance(
+        variant.testbed, population.matrix(), best.point, L2, rng, draws=draws
+    )
+    found = {name: excess(weights[name]()) for name in schemes}
+    return {**found, "bound": efficiency_bound(target, prob, variance)}
 
-def trained(seed: int, variant: Variant) -> dict[str, float]:
+
+def trained(
+    seed: int, variant: Variant, methods: tuple[str, ...] = ("fedipw", "efficient")
+) -> dict[str, float]:
     """Return the excess loss of the last model after 600 rounds."""
     scenario = Scenario(
         seed=seed,
-        methods=("fedipw", "efficient"),
+        methods=methods,
         population=variant.testbed,
         enrollment=variant.enrollment,
         participation=variant.participation,

@@ -34,7 +34,7 @@ _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
 def numeric_tests() -> list[str]:
-    """Return the arguments by which ``make portable`` names the numeric tests."""
+    """Return the arguments by which ``make numeric`` names the numeric tests."""
     asked = ["make", "--no-print-directory", "--silent", "numeric"]
     return subprocess.run(
         asked, cwd=ROOT, capture_output=True, text=True, check=True

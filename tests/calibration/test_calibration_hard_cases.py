@@ -180,14 +180,6 @@ def test_a_small_ridge_at_a_mean_out_of_reach(penalty: float) -> None:
     assert result.weights.max() > 0.9
 
 
-@pytest.mark.parametrize("q", [20])
-def test_refusals_with_bounds_take_seconds(q: int) -> None:
-    """10,000 rows and 20 columns in one programme."""
-    b = np.random.default_rng(2).normal(size=(10_000, q))
-    with pytest.raises(InfeasibleError):
-        calibrated(b, np.full(q, 0.5), distance=Quadratic(0.2, 3.0))
-
-
 def test_tiny_values_are_solved_or_refused_without_a_warning() -> None:
     b = np.random.default_rng(1).normal(size=(50, 2))
     with pytest.raises(InputError):

@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import minimize, root
 
 from fedipw.calibration import Box, Distance, Entropy, Linear, Logit, Margins, Quadratic, calibrated
+from fedipw.calibration.feasibility import _MANY_ROWS
 from fedipw.errors import InfeasibleError
 from fedipw.numerics import FloatArray
 
@@ -149,9 +150,19 @@ def test_margins_of_many_rows_equal_raking_by_hand() -> None:
 
 
 def test_targets_outside_the_hull_are_refused_with_many_rows(columns: FloatArray) -> None:
+    """A few more rows than what refusals call many: the time of their programme grows faster."""
     with pytest.raises(InfeasibleError, match="90000 enrolled clients"):
         calibrated(columns, [0.3, 1.2, 1.01])
+    many = columns[: _MANY_ROWS + 2_000]
     with pytest.raises(InfeasibleError, match=r"ratios between 0\.5 and 1\.5") as caught:
-        calibrated(columns, [0.3, 1.2, 0.6], distance=Quadratic(0.5, 1.5), names=["x", "y", "z"])
+        calibrated(many, [0.3, 1.2, 0.6], distance=Quadratic(0.5, 1.5), names=["x", "y", "z"])
     assert [name for name, *_ in caught.value.conflict] == ["z"]
-    assert caught.value.nearest["z"] == pytest.approx(1.5 * columns[:, 2].mean(), rel=1e-6)
+    assert caught.value.nearest["z"] == pytest.approx(1.5 * many[:, 2].mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("q", [20])
+def test_refusals_with_bounds_take_seconds(q: int) -> None:
+    """10,000 rows and 20 columns in one programme."""
+    b = np.random.default_rng(2).normal(size=(10_000, q))
+    with pytest.raises(InfeasibleError):
+        calibrated(b, np.full(q, 0.5), distance=Quadratic(0.2, 3.0))

@@ -70,7 +70,7 @@ def test_simulate_prints_the_errors_and_what_the_theorem_says(config: Path, tmp_
 
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     config = tmp_path / "scenario.toml"
-    config.write_text(SCENARIO.format(rounds=800))
+    config.write_text(SCENARIO.format(rounds=400))  # a checkpoint every 20
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert fedipw("simulate", config, "--out", whole)[0] == 0
     process = subprocess.Popen(
@@ -134,7 +134,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_reproduce_prints_a_table_and_where_the_page_is(tmp_path: Path) -> None:
     code, printed, error = fedipw(
-        "reproduce", "--out", tmp_path / "out", "--seeds", "1", "--rounds", "20"
+        "reproduce", "--out", tmp_path / "out", "--seeds", 1, "--rounds", 20, "--workers", 1
     )
     assert code == 0, error
     assert "Participation-only IPW" in printed

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,6 +21,8 @@ from worlds import NONLINEAR
 from .command import Files, fedipw
 
 BOOSTING = ("--classifier", "boosting", "--folds", 3)
+PLATT = (*BOOSTING, "--score-calibration", "platt")
+FOREST = ("--classifier", "forest", "--folds", 2, "--refit-every", 2)
 PROBABILITIES = ("enrollment_prob", "participation_prob", "inclusion_prob")
 
 
@@ -26,22 +31,31 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files.of(NONLINEAR, tmp_path_factory.mktemp("weights")).put()
 
 
+Weighed = Callable[..., tuple[pl.DataFrame, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def weighed(files: Files) -> Weighed:
+    """What a command gave when these options were first asked for: each is run once."""
+    return cache(files.weighed)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         BOOSTING,
-        (*BOOSTING, "--score-calibration", "platt"),
+        PLATT,
         (*BOOSTING, "--participation-fit", "pooled"),
         ("--classifier", "sklearn.ensemble.ExtraTreesClassifier", "--scheme", "participation-only"),
-        ("--classifier", "forest", "--folds", 2, "--refit-every", 2),
+        FOREST,
         ("--classifier", "logistic", "--folds", 3),
     ],
 )
 def test_a_classifier_weighs_every_reply_by_probabilities_of_its_own(
-    files: Files, options: tuple[object, ...]
+    weighed: Weighed, options: tuple[object, ...]
 ) -> None:
-    plain, _ = files.weighed(*_scheme(options))
-    got, summary = files.weighed(*options)
+    plain, _ = weighed(*_scheme(options))
+    got, summary = weighed(*options)
     assert got.select("unit_id", "round").equals(plain.select("unit_id", "round"))
     if "participation-only" in options:  # trees grown to the end may be sure of enrollment
         assert got["participation_prob"].is_between(0.0, 1.0, closed="right").all()
@@ -60,9 +74,8 @@ def test_a_classifier_weighs_every_reply_by_probabilities_of_its_own(
             np.testing.assert_allclose(part["weight"], raw / raw.sum(), rtol=1e-12)
 
 
-def test_a_classifier_gives_the_same_weights_again(files: Files) -> None:
-    options = ("--classifier", "forest", "--folds", 2, "--refit-every", 2)
-    assert files.weighed(*options)[0].equals(files.weighed(*options)[0])
+def test_a_classifier_gives_the_same_weights_again(files: Files, weighed: Weighed) -> None:
+    assert files.weighed(*FOREST)[0].equals(weighed(*FOREST)[0])
 
 
 def _scheme(options: tuple[object, ...]) -> tuple[object, ...]:
@@ -71,8 +84,10 @@ def _scheme(options: tuple[object, ...]) -> tuple[object, ...]:
     return "--scheme", options[options.index("--scheme") + 1]
 
 
-def test_enrollment_by_boosting_is_the_cross_fit_of_the_table(files: Files) -> None:
-    got, _ = files.weighed(*BOOSTING, "--score-calibration", "platt")
+def test_enrollment_by_boosting_is_the_cross_fit_of_the_table(
+    files: Files, weighed: Weighed
+) -> None:
+    got, _ = weighed(*PLATT)
     people = files.people
     fold_of = client_folds(
         people["enrolled"], people["unit_id"].to_numpy(), folds=3, rng=np.random.default_rng(0)

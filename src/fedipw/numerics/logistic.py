@@ -105,7 +105,10 @@ def _sums(
         loss += _weighted_loss(u, labels[start:stop], weight)
         _terms(u, labels[start:stop], weight, residual, curvature)
         _add_derivatives(block, residual, curvature, scaled[:m], gradient, hessian)
-    return loss, gradient, hessian + np.tril(hessian, -1).T, top
+    for j in range(d + 1):  # a loop: np.tril and what it calls take seconds to compile
+        for k in range(j):
+            hessian[k, j] = hessian[j, k]
+    return loss, gradient, hessian, top
 
 
 @compiled

@@ -75,13 +75,14 @@ def test_noise_costs_calibration_its_benefit_and_noise_awareness_keeps_it() -> N
 def test_the_efficient_scheme_nears_its_bound(variant: Variant) -> None:
     """60 seeds: a ratio of means with a standard error near 0.08, so 1.25 holds by three of them.
 
+    Five draws of every client's data move the bound of a seed by some 2%, the mean of 60 by 0.3%.
     The full study (1,000 seeds, N = 1000 and 4000) is ``python -m benchmarks.efficient``.
     """
-    rows = [limits(seed, variant) for seed in range(60)]
+    rows = [limits(seed, variant, ("oracle", "efficient"), draws=5) for seed in range(60)]
     values = {name: np.array([r[name] for r in rows]) for name in rows[0]}
     found = ratios(values, values["bound"])
     assert found["efficient"]["ratio"] < 1.25
     assert found["efficient"]["ratio"] < found["oracle"]["ratio"]
-    after = [trained(seed, variant)["efficient, last model"] for seed in range(2)]
+    after = [trained(seed, variant, ("efficient",))["efficient, last model"] for seed in range(2)]
     limit = values["efficient"][:2]
     assert abs(np.mean(after) / limit.mean() - 1.0) < 0.2  # trained: the limit itself

@@ -237,13 +237,20 @@ def enrollment_costs(
 
 
 def redrawn_variance(
-    testbed: Testbed, Z: FloatArray, theta: FloatArray, l2: float, rng: np.random.Generator
+    testbed: Testbed,
+    Z: FloatArray,
+    theta: FloatArray,
+    l2: float,
+    rng: np.random.Generator,
+    *,
+    draws: int = 20,
 ) -> FloatArray:
     """Return Var(grad f_i | Z_i) on the testbed by drawing every client's data anew, (N, d+1, d+1).
 
-    20 draws with Z held fixed; unbiased for each client, and averaged over clients where used.
+    Z is held fixed in all draws. From two draws on it is unbiased for each client; it is averaged
+    over clients where used.
     """
-    draws, n, q = 20, len(Z), len(theta)
+    n, q = len(Z), len(theta)
     mean, second = np.zeros((n, q)), np.zeros((n, q, q))
     for _ in range(draws):
         clients = testbed.clients_given(Z, rng)
