@@ -1,7 +1,7 @@
 """Pooled weights by hand: ``python by_hand.py scikit-learn|glum PEOPLE ROUNDS OUT``; prints JSON.
 
 What one writes without fedipw: polars reads, filters and joins, another package fits both stages.
-Only invited rows are kept, a matrix is dropped once its fit is done.
+A matrix is dropped once its fit is done.
 """
 
 from __future__ import annotations
@@ -57,25 +57,24 @@ def main(name: str, people: str, rounds: str, out: str) -> dict[str, Any]:
     matrix = members.select(PEOPLE).to_numpy(order=order)
     members = members.with_columns(enrollment_prob=pl.Series(prob(matrix)))
 
-    invited = (
+    rows = (
         pl.scan_parquet(f"{rounds}/round-*.parquet")
-        .filter("invited")
         .select(
-            "round", "unit_id", "replied", "invite_prob", "battery",
+            "round", "unit_id", "replied", "battery",
             wifi=(pl.col("network") == "wifi").cast(pl.Float64),
         )
         .join(members.lazy(), on="unit_id")
         .collect()
     )  # fmt: skip
-    matrix = invited.select(ROUNDS).to_numpy(order=order)
-    prob, second = fit(matrix, invited["replied"].to_numpy())
+    matrix = rows.select(ROUNDS).to_numpy(order=order)
+    prob, second = fit(matrix, rows["replied"].to_numpy())
     del matrix
-    replies = invited.filter("replied")
-    del invited
+    replies = rows.filter("replied")
+    del rows
     reply = pl.Series(prob(replies.select(ROUNDS).to_numpy(order=order)))
     inclusion = pl.col("enrollment_prob") * pl.col("participation_prob")
     replies.select(
-        "unit_id", "round", "enrollment_prob", participation_prob=pl.col("invite_prob") * reply
+        "unit_id", "round", "enrollment_prob", participation_prob=reply
     ).with_columns(inclusion_prob=inclusion).with_columns(
         weight=(1 / pl.col("inclusion_prob")) / (1 / pl.col("inclusion_prob")).sum().over("round")
     ).write_parquet(out)

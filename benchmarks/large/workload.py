@@ -14,7 +14,6 @@ from scipy.special import expit
 
 from fedipw.tables import Ledger
 
-INVITE_PROB = 0.1
 SYSTEMS, NETWORKS = ("android", "ios", "web"), ("cell", "wifi")
 TRUTH = {"loss": 0.55, "accuracy": 0.5}  # expected values over the population
 
@@ -133,12 +132,11 @@ def _rounds(
     n = len(ids)
     for index in range(1, rounds + 1):
         battery, wifi = rng.standard_normal(n), rng.random(n) < 0.5
-        invited = rng.random(n) < INVITE_PROB
         wave = 0.3 * np.sin(2 * np.pi * index / 24)
-        odds = -0.3 + 0.6 * battery + 0.3 * z[1] + 0.4 * wifi + wave
-        replied = invited & (rng.random(n) < expit(odds))
-        rows = {"unit_id": ids, "invited": invited, "replied": replied, "battery": battery}
-        rows |= {"network": _words(wifi, NETWORKS), "invite_prob": np.full(n, INVITE_PROB)}
+        odds = -3.4 + 0.6 * battery + 0.3 * z[1] + 0.4 * wifi + wave
+        replied = rng.random(n) < expit(odds)
+        rows = {"unit_id": ids, "invited": np.ones(n, dtype=np.bool_), "replied": replied}
+        rows |= {"battery": battery, "network": _words(wifi, NETWORKS)}
         k = np.count_nonzero(replied)
         loss = 0.5 + 0.1 * z[0, replied] + 0.1 * rng.random(k)
         accuracy = (rng.random(k) < expit(z[1, replied])).astype(np.float64)
