@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,7 +107,8 @@ def weights(
         settings = asked.settings(client=client)
         if save_models is not None:
             settings.check_saved()
-        plan = settings.plan(who)
+        wanted = models_table or save_models is not None
+        plan = replace(settings.plan(who), errors=wanted)
         stage, saved = coded_stage(settings, who, ledger), going_on(state, "weights")
         with ExitStack() as stack:
             with bar("rounds") as step:

@@ -112,9 +112,11 @@ class ParticipationSettings:
     With ``refit_every`` 10 the first ten rounds are refitted one by one, while there is little to
     learn from, and every tenth after that. With ``rarer_after`` 100, fits on all past rounds become
     rarer after so many, in proportion: every twentieth after 200. All of them together then take
-    time in proportion to the number of rounds, not to its square. A constant rate is used, and recorded, until both kinds
-    of rows, by their weight, exceed ``per_coefficient`` times the coefficients. ``estimator`` is
-    maximum likelihood by default, or any classifier. A maximum that does not exist, or is not
+    time in proportion to the number of rounds, not to its square.
+
+    A constant rate is used, and recorded, until both kinds of rows, by their weight, exceed
+    ``per_coefficient`` times the coefficients. ``estimator`` is maximum likelihood by default, or
+    any classifier. A maximum that does not exist, or is not
     reached, is replaced by that of a penalised likelihood if ``soft``, else by the rate, with a
     note.
     """
@@ -490,11 +492,15 @@ class Participation:
                 self._note(step)
         return {step.step.name: step.model() for step in chosen}
 
-    def fitted(self) -> dict[str, StageModel]:
-        """Return the models given, or the last fit of each step that has one."""
+    def fitted(self, *, errors: bool = True) -> dict[str, StageModel]:
+        """Return the models given, or the last fit of each step that has one.
+
+        Without ``errors`` their standard errors are those before the last step, and no row is read.
+        """
         if self.models:
             return dict(self.models)
-        return {step.step.name: step.model() for step in self.steps if step.found is not None}
+        found = [step for step in self.steps if step.found is not None]
+        return {step.step.name: step.model(errors=errors) for step in found}
 
     def require_models(self) -> None:
         """Raise the failure of a step that is left with a constant rate for lack of a maximum."""
@@ -1047,13 +1053,13 @@ class StepLearner:
         moved: FloatArray = frame.inverse() @ (beta - step)
         return moved
 
-    def model(self) -> StageModel:
-        """Return the last fit with its design."""
+    def model(self, *, errors: bool = True) -> StageModel:
+        """Return the last fit with its design, and the errors of its coefficients."""
         fit = self.found
         if fit is None:
             raise InputError(f"The step {self.step.name!r} has no fit.")
         # the last step of a fit is taken without another look
-        if isinstance(fit, LogisticFit) and self.fitted_from >= self.gone:
+        if errors and isinstance(fit, LogisticFit) and self.fitted_from >= self.gone:
             rows = self.stored(self.fitted_from, self.fitted_on, evenly=self.evenly)
             fit = fit.informed_by(rows)
         return StageModel(

@@ -53,6 +53,7 @@ class Plan:
     scratch: Path | None = None
     examples: str | None = None  # column of the table of clients with their numbers of samples
     client: Any = None  # a distributed.Client on whose workers rounds are read and weighed
+    errors: bool = True  # whether standard errors of the last models are asked for: one more pass
 
     def __post_init__(self) -> None:
         if self.method.normalisation.reads_samples and self.examples is None:
@@ -485,7 +486,7 @@ class Replay:
         if saved is not None:
             saved.save(run, learner, ended=True)
         record.add_fits(learner)
-        record.participation = learner.fitted()
+        record.participation = learner.fitted(errors=plan.errors)
         if not plan.settings.soft:
             learner.require_models()  # what a later round has mended is no failure
         if not learner.models:

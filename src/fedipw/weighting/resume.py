@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 60.0  # between two times that a replay is saved
 # what values of another kind than were saved can raise
+_TOGETHER = 250_000  # rows of tables that are written at once
 _STRANGE = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
@@ -87,6 +88,7 @@ class SavedRun:
         self._snapshot: Snapshot | None = None
         self._folder = directory / f"tables-{token_hex(4)}"
         self._digests: dict[str, str] = {}  # of the tables, by file
+        self._waiting: list[pl.DataFrame] = []  # tables that are in no file yet
 
     def bind(self, stage: EnrollmentStage, ledger: Ledger, plan: Plan) -> None:
         """Take what is to be replayed; raise if every round would be weighed anew anyway."""
@@ -190,6 +192,7 @@ class SavedRun:
             if ended:
                 self._warn(f"was not saved: the model of {failed[0]} has no maximum so far")
             return
+        self._write_tables()
         more = {
             "weigher": run.weigher.progress(),
             "observers": [{"kind": type(o).__name__, "state": o.state()} for o in run.observers],
@@ -207,6 +210,15 @@ class SavedRun:
 
     def keep(self, table: pl.DataFrame) -> None:
         """Keep the table of a round, (m, .) with its number; it counts from the next save on."""
+        self._waiting.append(table)
+        if sum(one.height for one in self._waiting) >= _TOGETHER:
+            self._write_tables()
+
+    def _write_tables(self) -> None:
+        """Write the tables that wait as one file."""
+        if not self._waiting:
+            return
+        table, self._waiting = pl.concat(self._waiting), []
         name, buffer = f"{table[ROUND][0]:06d}.parquet", io.BytesIO()
         table.write_parquet(buffer)
         try:
@@ -219,6 +231,7 @@ class SavedRun:
     @property
     def tables(self) -> list[Path]:
         """Files of the tables of all rounds, in order."""
+        self._write_tables()
         return [self._folder / name for name in self._digests]
 
     def _check_tables(self, saved: Mapping[str, Any]) -> None:
@@ -238,6 +251,7 @@ class SavedRun:
         """Begin anew beside what is there, and say why."""
         self._snapshot = self._fresh()
         self._folder, self._digests = self.directory / f"tables-{token_hex(4)}", {}
+        self._waiting = []
         self._warn(f"was not used, all rounds are read: {why}")
 
     def _warn(self, text: str) -> None:

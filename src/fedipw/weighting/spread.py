@@ -442,7 +442,7 @@ class SpreadReplay:
             self.record.participation, self.learner = dict(plan.models), None
             return
         self.record.add_fits(learner)
-        self.record.participation = learner.fitted()
+        self.record.participation = learner.fitted(errors=plan.errors)
         if not settings.soft:
             learner.require_models()
 
