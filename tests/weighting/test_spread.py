@@ -152,6 +152,20 @@ def audited(files: Files, fit: str, *more: object) -> dict[str, Any]:
     return found
 
 
+def test_workers_write_the_parts_of_a_directory(cluster: Any, tmp_path: Path) -> None:
+    files = Files.of(SMALL, tmp_path)
+    files.edit(2, replied=pl.lit(False))  # its part has no rows, and is none
+    files.put()
+    near, _ = files.weighed()
+    code, _, said = files.weights(*there(cluster), out="parts")
+    assert code == 0, said
+    names = sorted(path.name for path in (tmp_path / "parts").iterdir())
+    assert names == [f"part-{k:06d}.parquet" for k in range(SMALL.rounds - 1)]
+    far = pl.read_parquet(tmp_path / "parts" / "*.parquet")
+    assert far["unit_id"].equals(near["unit_id"])
+    np.testing.assert_allclose(far["weight"], near["weight"], rtol=1e-10)
+
+
 def test_the_python_face_brings_the_tables_back(cluster: Any, tmp_path: Path) -> None:
     Files.of(SMALL, tmp_path).put()
     with connected(cluster.scheduler_address) as client:
