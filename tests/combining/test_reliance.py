@@ -114,7 +114,8 @@ class Plain:
                 noise += a[j] * self.A[j, k] * a[k]
         noise *= self.residual(settings) * self.A[0, 0] / n
         least = min(1.0, 50.0 / n)
-        kept = least + (1.0 - least) * max(0.0, 1.0 - 2.0 * noise / float(whole @ whole))
+        times = float(whole @ whole) / noise
+        kept = least + (1.0 - least) * min(1.0, max(0.0, (times - 4.0) / 4.0))
         return kept, whole
 
 
@@ -133,9 +134,7 @@ def test_a_run_is_the_equation(slope: float) -> None:
         made = step(rule, one)
         # 4 x 4 systems with a ridge; sums of some hundred terms of order one
         if whole:
-            kappa, added = Plain.of(rounds[:k], SETTINGS.decay).correction(
-                given, columns, SETTINGS
-            )
+            kappa, added = Plain.of(rounds[:k], SETTINGS.decay).correction(given, columns, SETTINGS)
             expected = given.weights @ updates + kappa * added
             np.testing.assert_allclose(made, expected, rtol=0.0, atol=1e-9)
         if rule.used == Q + 1:
@@ -199,8 +198,9 @@ def test_the_ends_of_reliance_on_a_regression() -> None:
     assert reliance_on_regression(1.0, 0.0, 1000.0) == 1.0  # no noise, nothing to lose
     assert reliance_on_regression(1e-9, 1.0, 50.0) == 1.0  # too few clients to show anything
     assert reliance_on_regression(0.0, 1.0, 1000.0) == pytest.approx(0.05)
-    assert reliance_on_regression(2.0, 1.0, 1000.0) == pytest.approx(0.05)
-    assert reliance_on_regression(8.0, 1.0, 1000.0) == pytest.approx(0.05 + 0.95 * 0.75)
+    assert reliance_on_regression(4.0, 1.0, 1000.0) == pytest.approx(0.05)
+    assert reliance_on_regression(7.0, 1.0, 1000.0) == pytest.approx(0.05 + 0.95 * 0.75)
+    assert reliance_on_regression(8.0, 1.0, 1000.0) == 1.0
 
 
 def test_what_cannot_be_relied_on_in_part_is_refused() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 FEW_CLIENTS = 10.0  # effective clients on which no evidence counts against weights
 TIMES_NOISE = (1.0, 2.0)  # of the correction over its noise: where reliance begins, and is whole
 FEW_FOR_REGRESSION = 50.0  # effective clients on which no evidence counts against a regression
-TIMES_REGRESSION_NOISE = 2.0  # of a regression's correction: below it is taken for noise
+TIMES_REGRESSION_NOISE = (4.0, 8.0)  # the same of a regression's correction
 
 
 def reliance_on_enrollment(correction: float, noise: float, effective: float) -> float:
@@ -42,25 +42,24 @@ def reliance_on_regression(correction: float, noise: float, effective: float) ->
     r"""Return :math:`\kappa`, by which the correction of a regression is multiplied.
 
     .. math::
-       \kappa = \kappa_0 + (1 - \kappa_0) \max\Big(0,
-       1 - \frac{2\, s^2 A_{00}\, a'Aa / n}{|C'a|^2}\Big), \quad
-       a = (A + A_{00} \text{diag}(\rho))^{-1} \Big(\mu_\Lambda - \sum_{S_r} v_i b_i\Big), \quad
-       \kappa_0 = \min(1, 50/n) \qquad (O24)
+       \kappa = \kappa_0 + (1 - \kappa_0) \min\Big(1, \max\Big(0, \frac{K - 4}{4}\Big)\Big), \quad
+       K = \frac{|C'a|^2}{s^2 A_{00}\, a'Aa / n}, \quad \kappa_0 = \min(1, 50/n), \\
+       a = (A + A_{00} \text{diag}(0, \rho_1, \ldots, \rho_q))^{-1}
+       \Big(\mu_\Lambda - \sum_{S_r} v_i b_i\Big) \qquad (O24)
 
-    :math:`C'a` is the correction of (O20). Its noise, the numerator without the 2, is that of
-    coefficients learnt from n effective clients, each with its :math:`s^2` of what balance columns
-    leave. This is a James–Stein factor: where columns predict updates well it is close to 1, where
-    clients hold one row of data each it can be 0. With few clients bias matters more than noise,
-    and the correction is kept.
+    :math:`C'a` is the correction of (O20), and the denominator of K its noise: that of coefficients
+    learnt from n effective clients, those of (O21), with :math:`s^2` each of what balance columns
+    leave. Where columns predict updates K is large, where clients hold one row of data each it can
+    be near 1. With few clients bias matters more than noise, and the correction is kept.
 
-    >>> reliance_on_regression(1.0, 0.25, effective=500), reliance_on_regression(1.0, 9.0, 500)
-    (0.55, 0.1)
-    >>> reliance_on_regression(1.0, 9.0, effective=30)
+    >>> [reliance_on_regression(K, 1.0, effective=500) for K in (3.0, 6.0, 9.0)]
+    [0.1, 0.55, 1.0]
+    >>> reliance_on_regression(3.0, 1.0, effective=30)
     1.0
     """
     least = min(1.0, FEW_FOR_REGRESSION / effective)
     if not noise > 0.0:
         return 1.0
-    if not correction > 0.0:
-        return least
-    return least + (1.0 - least) * max(0.0, 1.0 - TIMES_REGRESSION_NOISE * noise / correction)
+    low, high = TIMES_REGRESSION_NOISE
+    shown = float(np.clip((correction / noise - low) / (high - low), 0.0, 1.0))
+    return least + (1.0 - least) * shown
