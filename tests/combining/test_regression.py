@@ -79,7 +79,7 @@ def plain_run(
     """
     q = rounds[0][1].shape[1]
     A, C, replies, rounds_ = np.zeros((q + 1, q + 1)), np.zeros((q + 1, P)), 0.0, 0.0
-    steps, seen = [], set()
+    steps, seen = [], set[int]()
     for given, columns, updates in rounds:
         used = 0
         if replies >= settings.per_moment * q:

@@ -173,6 +173,24 @@ def test_pieces_in_any_order_give_the_same_reliance() -> None:
         assert parts.reliance == pytest.approx(whole.reliance, abs=1e-12)
 
 
+def test_other_moments_keep_what_is_known_of_the_fit() -> None:
+    """Columns in another order: the same correction, shrunk as much."""
+    *before, (given, columns, _) = drawn_rounds(2, 20, 0.1)
+    rule = UpdateRegression(P, moments=Q, settings=SETTINGS)
+    for one in before:
+        step(rule, one)
+    order = [2, 0, 1]
+    turned = rule.over(order, Q)
+    expected = rule.round(given, columns, ENROLLED).correction(slice(None))
+    found = turned.round(given, columns[:, order], ENROLLED[order]).correction(slice(None))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11)
+    unknown = rule.state()
+    del unknown["fit"]
+    turned.restore(unknown)
+    whole = turned.round(given, columns, ENROLLED).correction(slice(None))
+    assert np.abs(whole).max() > 1.05 * np.abs(expected).max()
+
+
 def test_the_state_goes_through_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
     rounds = drawn_rounds(3, 12, 0.2)
     one, two = (UpdateRegression(P, moments=Q, settings=SETTINGS) for _ in range(2))

@@ -248,8 +248,8 @@ class UpdateRegression:
         if used > 1:
             aim = np.append(1.0, (1.0 - sums.reliance) * enrolled)[:used]
             apart = aim - sums.mean[:used]
-            solved: FloatArray = np.linalg.solve(self._penalised(clients), apart)
-            coefficients[:used] = self._relied(solved, clients) * solved
+            coefficients[:used] = np.linalg.solve(self._penalised(clients), apart)
+            coefficients *= self._relied(coefficients[:used], clients)
         after = self.moments.next(self.settings.decay, sums)
         rows = np.empty((0, 0)) if rows is None else rows
         return RegressionRound(self, rows, coefficients, after, clients)
