@@ -89,7 +89,7 @@ class Plain:
         for p in range(P):
             left -= float(2.0 * beta[:, p] @ self.C[:, p] - beta[:, p] @ self.A @ beta[:, p])
         freedom = 1.0 - np.trace(inverse @ self.A) / (self.share * NUMBERS.effective)
-        return left / self.A[0, 0] / max(float(freedom), 0.2)
+        return float(left / self.A[0, 0] / max(float(freedom), 0.2))
 
     def reliance(self, settings: Regression) -> float:
         """Return (O21)."""

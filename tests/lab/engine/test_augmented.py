@@ -151,13 +151,14 @@ class Kept:
         """Return what the regression adds to a step, as far as it is more than noise (O24)."""
         used = len(apart) - 1
         a = np.linalg.inv(self.penalised(used, n)) @ apart
-        whole = a @ self.C[: used + 1]
+        whole: Vector = a @ self.C[: used + 1]
         if self.left is None:
             return whole
         spread = a @ self.A[: used + 1, : used + 1] @ a
         times = float(whole @ whole) / (self.left * self.A[0, 0] * spread / effective)
         least = min(1.0, 50.0 / effective)
-        return (least + (1.0 - least) * min(1.0, max(0.0, (times - 4.0) / 4.0))) * whole
+        kept: Vector = (least + (1.0 - least) * min(1.0, max(0.0, (times - 4.0) / 4.0))) * whole
+        return kept
 
     def learn(
         self, raw: list[float], within: list[float], columns: list[Vector], updates: list[Vector]
