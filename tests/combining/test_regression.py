@@ -1,13 +1,14 @@
 """Augmented aggregation (O20): its equation, and what it is right for, by enumeration."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from math import comb
 
 import numpy as np
 import pytest
 
-from fedipw.combining.regression import UpdateRegression
+from fedipw.combining.regression import RegressionSums, UpdateRegression
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray, IntArray
 from fedipw.selection.participation import Source
@@ -15,11 +16,20 @@ from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.weighting.balance import Balance
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.pipeline import Regression, Weighing
-from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, RoundWeights
+from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, Replies, RoundWeights
 
 # Sums of at most a thousand terms of order one.
 EXACT = 1e-11
 P = 4  # parameters of the model
+
+
+def replies_of(ids: IntArray) -> Replies:
+    """Return replies of these clients, certain in both stages."""
+    sure = np.ones(len(ids))
+    return Replies(
+        index=1, unit_ids=ids, rows=ids, enrollment_prob=sure, participation_prob=sure,
+        sample_counts=sure.astype(int), source=Source.KNOWN, invite_prob=sure,
+    )  # fmt: skip
 
 
 def given_weights(
@@ -29,9 +39,10 @@ def given_weights(
     *,
     within: FloatArray | None = None,
     reliance: float = 1.0,
+    ids: IntArray | None = None,
 ) -> RoundWeights:
     return RoundWeights(
-        replies=None,  # type: ignore[arg-type]
+        replies=replies_of(np.arange(len(weights)) if ids is None else ids),
         weights=weights,
         raw=weights if raw is None else raw,
         within=np.ones(len(weights)) if within is None else within,
@@ -61,13 +72,14 @@ def plain_run(
 ) -> list[FloatArray]:
     """Return the step of each round, (O20) client by client.
 
-    The constant has no ridge; the others have one that grows with few clients and few replies.
+    The constant has no ridge; the others have one that grows with few clients and few replies,
+    squares and products more of it. Clients that have not replied yet do not count.
     The step is by guarded weights, what is learnt by those before normalisation and guard, none
     above 8 times what a round has weighed so far, 5 equal shares in the smallest rounds.
     """
     q = rounds[0][1].shape[1]
     A, C, replies, rounds_ = np.zeros((q + 1, q + 1)), np.zeros((q + 1, P)), 0.0, 0.0
-    steps = []
+    steps, seen = [], set[int]()
     for given, columns, updates in rounds:
         used = 0
         if replies >= settings.per_moment * q:
@@ -79,9 +91,12 @@ def plain_run(
             step += v * update
         if used:
             penalised = A[: used + 1, : used + 1].copy()
+            assert given.clients is not None
+            n = given.clients.guarded * len(seen) / given.clients.enrolled
             for j in range(1, used + 1):
-                rho = (settings.few_clients / given.clients.guarded) ** 2  # type: ignore[union-attr]
-                rho += settings.few_replies * used / replies
+                rho = (settings.few_clients / n) ** 2 + settings.few_replies * used / replies
+                if j > main:
+                    rho += settings.few_products * used / n
                 penalised[j, j] += rho * A[0, 0]
             beta = np.linalg.inv(penalised) @ C[: used + 1]
             apart = np.zeros(used + 1)
@@ -99,6 +114,7 @@ def plain_run(
             A += u * np.outer(b, b)
             C += u * np.outer(b, update)
         replies, rounds_ = replies + m, settings.decay * rounds_ + 1.0
+        seen |= set(given.replies.unit_ids.tolist())
     return steps
 
 
@@ -114,6 +130,7 @@ def drawn_rounds(seed: int, count: int) -> list[tuple[RoundWeights, FloatArray, 
             float(rng.uniform(20.0, 80.0)),
             within=rng.exponential(1.0, m),
             reliance=float(rng.uniform(0.0, 1.0)),
+            ids=rng.choice(40, m, replace=False),
         )
         updates = np.sin(columns[:, :P]) + columns @ np.ones((5, P)) + rng.standard_normal((m, P))
         out.append((given, columns, updates))
@@ -124,7 +141,7 @@ def drawn_rounds(seed: int, count: int) -> list[tuple[RoundWeights, FloatArray, 
     "settings",
     [
         Regression(),
-        Regression(decay=0.8, few_clients=9.0, few_replies=0.7, per_moment=4.0),
+        Regression(decay=0.8, few_clients=9.0, few_replies=0.7, few_products=5.0, per_moment=4.0),
         Regression(largest=0.4, per_moment=4.0),  # which bounds some
     ],
 )
@@ -141,6 +158,23 @@ def test_a_run_is_the_equation_round_by_round(settings: Regression) -> None:
     assert seen[0] == 0
     assert {0, 3, 6} <= set(seen) <= {0, 1, 3, 6}  # first the covariates, then the rest
     assert seen == sorted(seen)
+
+
+def test_products_and_clients_that_did_not_reply_change_a_run() -> None:
+    """So that the test above could fail: the same rounds without that part of the ridge."""
+    rounds, last = drawn_rounds(0, 30), []
+    for settings in (Regression(), Regression(few_products=0.0)):
+        rule = UpdateRegression(P, moments=5, main=2, settings=settings)
+        for given, columns, updates in rounds:
+            step = rule.step(given, columns, ENROLLED, sums_of(updates))
+        last.append(step)
+    everybody = UpdateRegression(P, moments=5, main=2, settings=Regression())
+    for given, columns, updates in rounds:
+        clients = ClientNumbers(40.0, 28.0, 40.0)
+        step = everybody.step(replace(given, clients=clients), columns, ENROLLED, sums_of(updates))
+    last.append(step)
+    assert np.abs(last[0] - last[1]).max() > 0.01
+    assert np.abs(last[0] - last[2]).max() > 0.01
 
 
 def test_parameters_in_pieces_are_all_at_once() -> None:
@@ -271,8 +305,9 @@ def round_step(
 ) -> FloatArray:
     """Return (O20) of a round without learning from it."""
     if not len(rows):  # nothing to weigh: the regression alone
-        given = given_weights(np.zeros(0))
-        return rule.round(given, b[rows], np.zeros(2)).correction(slice(None))
+        nothing = RegressionSums(mean=np.zeros(3), gram=np.zeros((3, 3)), replies=0)
+        numbers = ClientNumbers(float(N), float(N), float(N))
+        return rule.opened(nothing, numbers, np.zeros(2)).correction(slice(None))
     replies = weighing.state.replies(1, rows, np.ones(len(rows)), Source.KNOWN)
     given = weighing.weighed(replies)
     here = rule.round(given, b[rows], np.zeros(2))

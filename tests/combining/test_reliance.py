@@ -1,10 +1,12 @@
-"""Reliance on enrollment weights (O21): its equation, its ends, and the weights it gives."""
+"""Reliance on enrollment weights (O21) and on the regression (O24): equations, ends, weights."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from fedipw.combining.regression import UpdateRegression
-from fedipw.combining.reliance import reliance_on_enrollment
+from fedipw.combining.reliance import reliance_on_enrollment, reliance_on_regression
 from fedipw.errors import InputError
 from fedipw.lab.scenario import Scenario
 from fedipw.lab.testbed import Testbed
@@ -13,11 +15,11 @@ from fedipw.selection.participation import Source
 from fedipw.storage.checkpoint import load_checkpoint, save_checkpoint
 from fedipw.weighting.methods import method_named
 from fedipw.weighting.pipeline import Regression
-from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, RoundWeights
+from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, Replies, RoundWeights
 
-P, Q = 4, 3
+P, Q, MAIN = 4, 3, 2
 SETTINGS = Regression(adaptive=True, decay=0.9, per_moment=4.0)
-NUMBERS = ClientNumbers(enrolled=80.0, effective=40.0, guarded=55.0)
+NUMBERS = ClientNumbers(enrolled=160.0, effective=110.0, guarded=120.0)
 ENROLLED = np.array([0.4, -0.2, 0.1])
 Drawn = tuple[RoundWeights, FloatArray, FloatArray]
 
@@ -31,41 +33,90 @@ def drawn_rounds(seed: int, count: int, slope: float) -> list[Drawn]:
         within = rng.uniform(0.5, 2.0, m)
         raw = within * np.exp(-0.4 * b[:, 0])
         updates = slope * b @ np.ones((Q, P)) + rng.standard_normal((m, P))
-        given = RoundWeights(
-            replies=None,  # type: ignore[arg-type]
-            weights=raw / raw.sum(), raw=raw, within=within, clients=NUMBERS,
+        ids, sure = rng.choice(140, m, replace=False), np.ones(m)
+        replies = Replies(
+            index=1, unit_ids=ids, rows=ids, enrollment_prob=sure, participation_prob=sure,
+            sample_counts=sure.astype(int), source=Source.KNOWN, invite_prob=sure,
         )  # fmt: skip
+        given = RoundWeights(
+            replies=replies, weights=raw / raw.sum(), raw=raw, within=within, clients=NUMBERS
+        )
         out.append((given, b, updates))
     return out
 
 
-def plain_reliance(rounds: list[Drawn], settings: Regression) -> float:
-    """Return (O21) after some rounds, reply by reply, with all columns in use."""
-    A, C = np.zeros((Q + 1, Q + 1)), np.zeros((Q + 1, P))
-    plain, mass, squares, replies = np.zeros(P), 0.0, 0.0, 0.0
-    for given, columns, updates in rounds:
-        g = settings.decay
-        A, C, plain = g * A, g * C, g * plain
-        mass, squares, replies = g * mass, g * squares, g * replies + len(columns)
-        for raw, within, row, update in zip(given.raw, given.within, columns, updates, strict=True):
-            b = np.array([1.0, *row])
-            A += raw * np.outer(b, b)
-            C += raw * np.outer(b, update)
-            plain += within * update
-            mass += within
-            squares += raw * float(update @ update)
-    rho = (settings.few_clients / NUMBERS.guarded) ** 2 + settings.few_replies * Q / replies
-    penalised = A + rho * A[0, 0] * np.diag([0.0, *np.ones(Q)])
-    beta = np.linalg.inv(penalised) @ C
-    residual = 0.0  # the weighted sum of squared residuals, from the sums
-    for p in range(P):
-        residual -= float(2.0 * beta[:, p] @ C[:, p] - beta[:, p] @ A @ beta[:, p])
-    freedom = 1.0 - np.trace(np.linalg.inv(penalised) @ A) / NUMBERS.effective
-    s2 = (squares + residual) / A[0, 0] / freedom
-    change = C[0] / A[0, 0] - plain / mass
-    noise = s2 * ((1.0 + NUMBERS.enrolled / replies) / NUMBERS.effective - 1.0 / NUMBERS.enrolled)
-    least = min(1.0, 10.0 / NUMBERS.effective)
-    return float(least + (1.0 - least) * min(1.0, max(0.0, change @ change / noise - 1.0)))
+@dataclass
+class Plain:
+    """The sums of some rounds, reply by reply, and what (O21) and (O24) make of them."""
+
+    A: FloatArray
+    C: FloatArray
+    plain: FloatArray
+    mass: float
+    squares: float
+    replies: float
+    share: float  # of the enrolled that replied
+
+    @classmethod
+    def of(cls, rounds: list[Drawn], g: float) -> "Plain":
+        A, C = np.zeros((Q + 1, Q + 1)), np.zeros((Q + 1, P))
+        plain, mass, squares, replies = np.zeros(P), 0.0, 0.0, 0.0
+        seen: set[int] = set()
+        for given, columns, updates in rounds:
+            A, C, plain = g * A, g * C, g * plain
+            mass, squares, replies = g * mass, g * squares, g * replies + len(columns)
+            seen |= set(given.replies.unit_ids.tolist())
+            for u, w, row, update in zip(given.raw, given.within, columns, updates, strict=True):
+                b = np.array([1.0, *row])
+                A += u * np.outer(b, b)
+                C += u * np.outer(b, update)
+                plain += w * update
+                mass += w
+                squares += u * float(update @ update)
+        return cls(A, C, plain, mass, squares, replies, len(seen) / NUMBERS.enrolled)
+
+    def penalised(self, settings: Regression) -> FloatArray:
+        n = NUMBERS.guarded * self.share
+        rho = (settings.few_clients / n) ** 2 + settings.few_replies * Q / self.replies
+        slopes = [rho + (settings.few_products * Q / n if j >= MAIN else 0.0) for j in range(Q)]
+        out: FloatArray = self.A + self.A[0, 0] * np.diag([0.0, *slopes])
+        return out
+
+    def residual(self, settings: Regression) -> float:
+        """Return s^2 from the sums, all columns in use."""
+        inverse, left = np.linalg.inv(self.penalised(settings)), self.squares
+        beta = inverse @ self.C
+        for p in range(P):
+            left -= float(2.0 * beta[:, p] @ self.C[:, p] - beta[:, p] @ self.A @ beta[:, p])
+        freedom = 1.0 - np.trace(inverse @ self.A) / (self.share * NUMBERS.effective)
+        return float(left / self.A[0, 0] / max(float(freedom), 0.2))
+
+    def reliance(self, settings: Regression) -> float:
+        """Return (O21)."""
+        change = self.C[0] / self.A[0, 0] - self.plain / self.mass
+        n, D = self.share * NUMBERS.effective, self.share * NUMBERS.enrolled
+        noise = self.residual(settings) * (1.0 / n - 1.0 / D)
+        least = min(1.0, 10.0 / n)
+        return float(least + (1.0 - least) * min(1.0, max(0.0, change @ change / noise - 1.0)))
+
+    def correction(
+        self, given: RoundWeights, b: FloatArray, settings: Regression
+    ) -> tuple[float, FloatArray]:
+        """Return (O24) of the next round, and its correction before that."""
+        apart = np.append(1.0, (1.0 - given.reliance) * ENROLLED)
+        for v, row in zip(given.weights, b, strict=True):
+            apart = apart - v * np.array([1.0, *row])
+        a = np.linalg.inv(self.penalised(settings)) @ apart
+        whole: FloatArray = self.C.T @ a
+        n, noise = self.share * NUMBERS.effective, 0.0
+        for j in range(Q + 1):
+            for k in range(Q + 1):
+                noise += a[j] * self.A[j, k] * a[k]
+        noise *= self.residual(settings) * self.A[0, 0] / n
+        least = min(1.0, 50.0 / n)
+        times = float(whole @ whole) / noise
+        kept = least + (1.0 - least) * min(1.0, max(0.0, (times - 4.0) / 4.0))
+        return kept, whole
 
 
 def step(rule: UpdateRegression, one: Drawn) -> FloatArray:
@@ -74,18 +125,22 @@ def step(rule: UpdateRegression, one: Drawn) -> FloatArray:
     return rule.step(given, columns, ENROLLED, lambda rows: rows @ updates, squares)
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.6, 0.8, 2.0])
+@pytest.mark.parametrize("slope", [0.0, 0.1, 0.3, 2.0])
 def test_a_run_is_the_equation(slope: float) -> None:
     rounds = drawn_rounds(1, 30, slope)
-    rule, found = UpdateRegression(P, moments=Q, settings=SETTINGS), []
+    rule, found = UpdateRegression(P, moments=Q, main=MAIN, settings=SETTINGS), []
     for k, one in enumerate(rounds):
-        step(rule, one)
+        whole, (given, columns, updates) = rule.used == Q + 1, one
+        made = step(rule, one)
+        # 4 x 4 systems with a ridge; sums of some hundred terms of order one
+        if whole:
+            kappa, added = Plain.of(rounds[:k], SETTINGS.decay).correction(given, columns, SETTINGS)
+            expected = given.weights @ updates + kappa * added
+            np.testing.assert_allclose(made, expected, rtol=0.0, atol=1e-9)
         if rule.used == Q + 1:
             found.append(rule.reliance)
-            # 4 x 4 systems with a ridge; sums of some hundred terms of order one
-            assert rule.reliance == pytest.approx(
-                plain_reliance(rounds[: k + 1], SETTINGS), abs=1e-9
-            )
+            sums = Plain.of(rounds[: k + 1], SETTINGS.decay)
+            assert rule.reliance == pytest.approx(sums.reliance(SETTINGS), abs=1e-9)
     assert len(found) > 20
     if slope == 2.0:
         assert found[-1] == 1.0
@@ -94,14 +149,16 @@ def test_a_run_is_the_equation(slope: float) -> None:
 
 
 def test_some_of_these_runs_rely_in_part() -> None:
-    """So that the equation is tried between its ends."""
-    between = 0
-    for slope in (0.6, 0.8):
-        rule = UpdateRegression(P, moments=Q, settings=SETTINGS)
-        for one in drawn_rounds(1, 30, slope):
-            step(rule, one)
-            between += 0.3 < rule.reliance < 0.95
-    assert between > 3
+    """So that both equations are tried between their ends."""
+    lambdas, kappas = [], []
+    for slope in (0.1, 0.2, 0.3):
+        rounds = drawn_rounds(1, 30, slope)
+        for k in range(15, 30):
+            sums, (given, columns, _) = Plain.of(rounds[:k], SETTINGS.decay), rounds[k]
+            lambdas.append(sums.reliance(SETTINGS))
+            kappas.append(sums.correction(given, columns, SETTINGS)[0])
+    for values in (np.array(lambdas), np.array(kappas)):
+        assert np.sum((values > 0.6) & (values < 0.95)) > 3
 
 
 def test_pieces_in_any_order_give_the_same_reliance() -> None:
@@ -114,6 +171,24 @@ def test_pieces_in_any_order_give_the_same_reliance() -> None:
             here.learn(piece, here.weights @ updates[:, piece])
         here.close(np.sum(updates**2, axis=1))
         assert parts.reliance == pytest.approx(whole.reliance, abs=1e-12)
+
+
+def test_other_moments_keep_what_is_known_of_the_fit() -> None:
+    """Columns in another order: the same correction, shrunk as much."""
+    *before, (given, columns, _) = drawn_rounds(2, 20, 0.1)
+    rule = UpdateRegression(P, moments=Q, settings=SETTINGS)
+    for one in before:
+        step(rule, one)
+    order = [2, 0, 1]
+    turned = rule.over(order, Q)
+    expected = rule.round(given, columns, ENROLLED).correction(slice(None))
+    found = turned.round(given, columns[:, order], ENROLLED[order]).correction(slice(None))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11)
+    unknown = rule.state()
+    del unknown["fit"]
+    turned.restore(unknown)
+    whole = turned.round(given, columns, ENROLLED).correction(slice(None))
+    assert np.abs(whole).max() > 1.05 * np.abs(expected).max()
 
 
 def test_the_state_goes_through_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -135,6 +210,15 @@ def test_the_ends_of_reliance() -> None:
     assert reliance_on_enrollment(0.0, 1.0, 5.0) == 1.0  # too few clients to show anything
     assert reliance_on_enrollment(0.0, 1.0, 1000.0) == pytest.approx(0.01)
     assert reliance_on_enrollment(2.0, 1.0, 1000.0) == 1.0
+
+
+def test_the_ends_of_reliance_on_a_regression() -> None:
+    assert reliance_on_regression(1.0, 0.0, 1000.0) == 1.0  # no noise, nothing to lose
+    assert reliance_on_regression(1e-9, 1.0, 50.0) == 1.0  # too few clients to show anything
+    assert reliance_on_regression(0.0, 1.0, 1000.0) == pytest.approx(0.05)
+    assert reliance_on_regression(4.0, 1.0, 1000.0) == pytest.approx(0.05)
+    assert reliance_on_regression(7.0, 1.0, 1000.0) == pytest.approx(0.05 + 0.95 * 0.75)
+    assert reliance_on_regression(8.0, 1.0, 1000.0) == 1.0
 
 
 def test_what_cannot_be_relied_on_in_part_is_refused() -> None:

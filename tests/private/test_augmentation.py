@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
-from fedipw.combining.regression import UpdateRegression
+from fedipw.combining.regression import RegressionSums, UpdateRegression
 from fedipw.errors import InputError
 from fedipw.numerics import FloatArray
 from fedipw.private.augmentation import TEMPER, PrivateRegression
@@ -15,7 +13,7 @@ from fedipw.private.calibration import BalanceMap, RoundTerms, RoundTotals, Term
 from fedipw.private.sums import LocalSums
 from fedipw.weighting.functions import effective_sample_size
 from fedipw.weighting.pipeline import Regression
-from fedipw.weighting.weigher import ClientNumbers, RoundWeights
+from fedipw.weighting.weigher import ClientNumbers
 
 BALANCE = BalanceMap(names=("a", "b"), mean=np.zeros(2), scale=np.ones(2))
 ENROLLED, P = 50, 5
@@ -37,11 +35,6 @@ def totals(how: RoundTerms, b: FloatArray, updates: FloatArray) -> RoundTotals:
     return RoundTotals.of(how, LocalSums(clients, minimum=3, bits=64).sum(how.request))
 
 
-def _sums(rows: FloatArray, updates: FloatArray) -> FloatArray:
-    out: FloatArray = rows @ updates
-    return out
-
-
 def test_steps_are_those_of_the_regression_that_sees_every_reply() -> None:
     """Tempered steps corrected by what was learnt from full weights, round after round."""
     rng, private = np.random.default_rng(2), PrivateRegression(2, 2, ENROLLED)
@@ -56,12 +49,14 @@ def test_steps_are_those_of_the_regression_that_sees_every_reply() -> None:
         known = 0.99 * known + effective_sample_size(mild)
         replies = 0.99 * replies + 12
         number = ENROLLED * known / replies
-        given = RoundWeights(
-            replies=None,  # type: ignore[arg-type]
-            weights=mild / mild.sum(), raw=e, within=np.ones(12),
-            clients=ClientNumbers(ENROLLED, number, number),
-        )  # fmt: skip
-        expected = rule.step(given, b, np.zeros(2), partial(_sums, updates=updates))
+        full = np.column_stack([np.ones(12), b])
+        sums = RegressionSums(
+            mean=mild / mild.sum() @ full, gram=(e[:, None] * full).T @ full, replies=12
+        )
+        here = rule.opened(sums, ClientNumbers(ENROLLED, number, number), np.zeros(2))
+        expected = mild / mild.sum() @ updates + here.correction(slice(None))
+        here.learn(slice(None), (e[:, None] * full).T @ updates)
+        here.close()
         found = private.corrected(totals(terms(coefficients), b, updates))
         np.testing.assert_allclose(found, expected, atol=1e-9)
     assert rule.used == 3

@@ -909,6 +909,7 @@ class Regression:
     decay: float = 0.99  # g, by which earlier rounds count less in every round
     few_clients: float = 14.0  # effective clients k in the ridge (k/n)^2 + c q/M on slopes
     few_replies: float = 2.0  # c, for q moments and M replies remembered
+    few_products: float = 2.0  # c', that squares and products have more of: c' q/n
     per_moment: float = 10.0  # replies remembered behind each moment that is used
     largest: float = 8.0  # times a mean round's weight, that a reply may have in what is learnt
     adaptive: bool = False  # whether enrollment weights are relied on as updates ask for (O21)

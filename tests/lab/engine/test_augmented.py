@@ -1,6 +1,6 @@
 """Calibration as you go and augmented aggregation in the lab: plain loops, trainers, resuming."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import exp
 from pathlib import Path
 
@@ -132,17 +132,33 @@ class Kept:
     replies: float = 0.0
     rounds: float = 0.0
     reliance: float = 1.0
+    left: float | None = None  # s^2
+    seen: set[int] = field(default_factory=set)  # clients that replied
 
     def used(self, wide: Map) -> int:
         """Return the number of columns in use."""
         every = wide.b.shape[1]
         return every if self.replies >= 10 * every else 3 if self.replies >= 30 else 0
 
-    def penalised(self, used: int, effective: float) -> Vector:
+    def penalised(self, used: int, n: float) -> Vector:
         out = self.A[: used + 1, : used + 1].copy()
         for j in range(1, used + 1):
-            out[j, j] += ((14.0 / effective) ** 2 + 2.0 * used / self.replies) * self.A[0, 0]
+            rho = (14.0 / n) ** 2 + 2.0 * used / self.replies
+            out[j, j] += (rho + (2.0 * used / n if j > 3 else 0.0)) * self.A[0, 0]
         return out
+
+    def correction(self, apart: Vector, n: float, effective: float) -> Vector:
+        """Return what the regression adds to a step, as far as it is more than noise (O24)."""
+        used = len(apart) - 1
+        a = np.linalg.inv(self.penalised(used, n)) @ apart
+        whole: Vector = a @ self.C[: used + 1]
+        if self.left is None:
+            return whole
+        spread = a @ self.A[: used + 1, : used + 1] @ a
+        times = float(whole @ whole) / (self.left * self.A[0, 0] * spread / effective)
+        least = min(1.0, 50.0 / effective)
+        kept: Vector = (least + (1.0 - least) * min(1.0, max(0.0, (times - 4.0) / 4.0))) * whole
+        return kept
 
     def learn(
         self, raw: list[float], within: list[float], columns: list[Vector], updates: list[Vector]
@@ -160,8 +176,8 @@ class Kept:
             self.mass += y
             self.squares += u * float(d @ d)
 
-    def rely(self, wide: Map, numbers: tuple[int, float, float]) -> None:
-        enrolled, effective, even = numbers
+    def rely(self, wide: Map, numbers: tuple[float, float, float], *, adaptive: bool) -> None:
+        replied, effective, even = numbers
         used = self.used(wide)
         gram, cross = self.A[: used + 1, : used + 1], self.C[: used + 1]
         inverse = np.linalg.inv(self.penalised(used, even))
@@ -172,7 +188,10 @@ class Kept:
         )
         left = max(self.squares - explained, 0.0) / self.A[0, 0]
         left /= max(1.0 - float(np.trace(inverse @ gram)) / effective, 0.2)
-        noise = left * ((1.0 + enrolled / self.replies) / effective - 1.0 / enrolled)
+        self.left = left
+        if not adaptive:
+            return
+        noise = left * (1.0 / effective - 1.0 / replied)
         apart = self.C[0] / self.A[0, 0] - self.plain / self.mass
         least = min(1.0, 10.0 / effective)
         shown = min(1.0, max(0.0, float(apart @ apart) / noise - 1.0))
@@ -212,18 +231,20 @@ def plain_model(
         step = sum((x * d for x, d in zip(v, updates, strict=True)), start(world))
         if how.regression:
             even = kish(guarded([stands[i] ** at for i in world.enrolled], how.power, how.share))
-            used = kept.used(wide)
+            own, used = kish([stands[i] for i in world.enrolled]), kept.used(wide)
             if used:
-                beta = np.linalg.inv(kept.penalised(used, even)) @ kept.C[: used + 1]
                 apart = np.append(1.0, (1.0 - at) * enrolled_mean[:used])
                 for x, i in zip(v, replies, strict=True):
                     apart = apart - x * np.array([1.0, *wide.b[i, :used]])
-                step = step + apart @ beta
+                share = len(kept.seen) / size
+                step = step + kept.correction(apart, share * even, share * own)
             if how.online:  # their scale grows with lambda
                 raw = [x * len(raw) / sum(raw) for x in raw]
             kept.learn(raw, within, [wide.b[i] for i in replies], updates)
-            if how.adaptive:
-                kept.rely(wide, (size, kish([stands[i] for i in world.enrolled]), even))
+            kept.seen |= set(replies)
+            share = len(kept.seen) / size
+            numbers = (share * size, share * own, share * even)
+            kept.rely(wide, numbers, adaptive=how.adaptive)
         if how.online:
             S0, S1, S2 = 0.97 * S0, 0.97 * S1, 0.97 * S2
             for i in replies:

@@ -48,10 +48,6 @@ class Regressed:
         """Return what takes the place of the weighted sum, (P,); ``scale`` (m,) is of updates."""
         by = 1.0 if scale is None else scale
         b = self.columns[task.clients]
-        if not self.rule.settings.adaptive:
-            return self.rule.step(
-                weights, b, self.enrolled, lambda rows: trainer.sums(task, rows * by)
-            )
         updates = trainer.updates(task) * np.reshape(by, (-1, 1))
         squares: FloatArray = np.sum(updates.astype(np.float64) ** 2, axis=1)
         return self.rule.step(weights, b, self.enrolled, lambda rows: rows @ updates, squares)
