@@ -73,9 +73,9 @@ def main(name: str, people: str, rounds: str, out: str) -> dict[str, Any]:
     del rows
     reply = pl.Series(prob(replies.select(ROUNDS).to_numpy(order=order)))
     inclusion = pl.col("enrollment_prob") * pl.col("participation_prob")
-    replies.select(
-        "unit_id", "round", "enrollment_prob", participation_prob=reply
-    ).with_columns(inclusion_prob=inclusion).with_columns(
+    replies.select("unit_id", "round", "enrollment_prob", participation_prob=reply).with_columns(
+        inclusion_prob=inclusion
+    ).with_columns(
         weight=(1 / pl.col("inclusion_prob")) / (1 / pl.col("inclusion_prob")).sum().over("round")
     ).write_parquet(out)
     return {"version": version(name), "iterations": [first, second]}
