@@ -148,9 +148,10 @@ def _labelled(items: list[Any]) -> dict[str, Any]:
     """Return the items of a list by what names them, by place if nothing does."""
     if items and all(isinstance(item, dict) for item in items):
         names = [n for n in (*_NAMES, *_NUMBERED) if all(n in item for item in items)]
-        labels = [",".join(str(item[n]) for n in names) for item in items]
-        if names and len(set(labels)) == len(items):
-            return dict(zip(labels, items, strict=True))
+        for many in range(1, len(names) + 1):  # by as few as will do: some of them are results
+            labels = [",".join(str(item[n]) for n in names[:many]) for item in items]
+            if len(set(labels)) == len(items):
+                return dict(zip(labels, items, strict=True))
     return {str(place): item for place, item in enumerate(items)}
 
 
