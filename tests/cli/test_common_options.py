@@ -33,6 +33,7 @@ NOT_IN = {
         "models_table": "weights shows them",
         "threshold": "of the report on overlap",
         "strict": "of the report on overlap",
+        "state": "participation is fitted on all rounds",
     },
     "audit": {
         "save_models": "weights saves them",

@@ -209,16 +209,15 @@ def test_the_weights_are_those_of_the_command(finished: Finished, tmp_path: Path
     offline = pl.read_parquet(tmp_path / "weights.parquet")
     assert offline["enrollment_prob"].n_unique() > 2
     told = [_metrics(finished.ledger, index) for index in range(1, ROUNDS + 1)]
-    assert told[0]["fedipw-reliance"] == 1.0  # on enrollment weights, before anything is learnt
-    assert min(metrics["fedipw-reliance"] for metrics in told) < 1.0
+    # on enrollment weights: that of so few different clients is no evidence against them (O21)
+    assert {metrics["fedipw-reliance"] for metrics in told} == {1.0}
     for index, metrics in enumerate(told, 1):
         mine, used = offline.filter(pl.col("round") == index), metrics["fedipw-weights"]
         assert len(used) == mine.height == finished.outcomes(index).count("replied")
         q, prob = (mine[name].to_numpy() for name in ("enrollment_weight", "participation_prob"))
-        raised = (q ** metrics["fedipw-reliance"] / prob) ** 0.75  # tempered; nobody is capped
+        raised = (q / prob) ** 0.75  # tempered; nobody is capped
         np.testing.assert_allclose(used, raised / raised.sum(), rtol=1e-10)
-        if metrics["fedipw-reliance"] == 1.0:
-            np.testing.assert_allclose(used, mine["weight"].to_numpy(), rtol=1e-10)
+        np.testing.assert_allclose(used, mine["weight"].to_numpy(), rtol=1e-10)
 
 
 def test_the_model_is_that_of_an_uninterrupted_run(finished: Finished, uninterrupted: Path) -> None:

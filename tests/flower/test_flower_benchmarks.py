@@ -10,7 +10,8 @@ from benchmarks.network import METHODS, World, run, summary
 
 from fedipw.combining.regression import UpdateRegression
 from fedipw.flower.augmentation import _added
-from fedipw.weighting.weigher import ClientNumbers, RoundWeights
+from fedipw.selection.participation import Source
+from fedipw.weighting.weigher import ClientNumbers, EnrollmentState, RoundWeights
 
 ROUNDS = 3
 
@@ -77,7 +78,10 @@ def test_sums_of_updates_by_a_plain_loop(
     models = [np.frombuffer(b"x" * shift + one, dtype=sent, offset=shift) for one in bytes_]
     rule = UpdateRegression(size, moments=3, dtype="f8" if kept == "f8" else "f4")
     dtype, v = rule.cross.dtype, np.full(replies, 1.0 / replies)
-    given = RoundWeights(replies=None, weights=v, raw=v, within=v,  # type: ignore[arg-type]
+    ids = np.arange(replies)
+    state = EnrollmentState(unit_ids=ids, sample_counts=ids + 1, enrolled=ids >= 0, prob=v,
+                            population_size=float(replies))  # fmt: skip
+    given = RoundWeights(replies=state.replies(1, ids, v, Source.KNOWN), weights=v, raw=v, within=v,
                          clients=ClientNumbers(replies, replies, replies))  # fmt: skip
     here = rule.round(given, rng.standard_normal((replies, 3)), np.zeros(3))
     _added(here, 0, here.weights, models, model)
