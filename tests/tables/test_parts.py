@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -168,3 +169,17 @@ def test_there_is_an_end_to_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fewer than 1000000 parts"):  # noqa: SIM117
         with written_parts(tmp_path / "weights") as parts:
             parts.write(10**6, rows(1))
+
+
+@pytest.mark.parametrize("name", ["weights.parquet", "weights"])
+def test_bytes_do_not_tell_in_which_pieces_rows_came(tmp_path: Path, name: str) -> None:
+    whole = pl.DataFrame({"unit_id": range(5000), "weight": np.linspace(0.0, 1.0, 5000)})
+    made = []
+    for size in (5000, 700, 11):
+        out = tmp_path / str(size) / name
+        out.parent.mkdir()
+        with written_rows(out, part_rows=2000) as write:
+            for first in range(0, 5000, size):
+                write(whole[first : first + size])
+        made.append([p.read_bytes() for p in sorted(out.parent.rglob("*.parquet")) if p.is_file()])
+    assert made[0] == made[1] == made[2]

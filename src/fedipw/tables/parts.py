@@ -258,7 +258,7 @@ class _Rows:
         self._waiting.append(frame)
         self._height += frame.height
         while self._height > self.part_rows:
-            joined = pl.concat(self._waiting)
+            joined = pl.concat(self._waiting, rechunk=True)  # bytes do not tell how rows came
             self._write(joined[: self.part_rows])
             self._waiting = [joined[self.part_rows :]]
             self._height -= self.part_rows
@@ -266,7 +266,7 @@ class _Rows:
     def close(self) -> None:
         if not self._waiting:
             raise InputError(f"There are no rows to write to {self.parts.place}.")
-        self._write(pl.concat(self._waiting))
+        self._write(pl.concat(self._waiting, rechunk=True))
 
     def _write(self, frame: pl.DataFrame) -> None:
         self.parts.write(self.done, frame)
