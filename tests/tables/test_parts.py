@@ -173,13 +173,14 @@ def test_there_is_an_end_to_the_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights.parquet", "weights"])
 def test_bytes_do_not_tell_in_which_pieces_rows_came(tmp_path: Path, name: str) -> None:
-    whole = pl.DataFrame({"unit_id": range(5000), "weight": np.linspace(0.0, 1.0, 5000)})
+    count = 600_000  # fewer are one group of rows however they came
+    whole = pl.DataFrame({"unit_id": np.arange(count), "weight": np.linspace(0.0, 1.0, count)})
     made = []
-    for size in (5000, 700, 11):
+    for size in (count, 70_000, 1_100):
         out = tmp_path / str(size) / name
         out.parent.mkdir()
-        with written_rows(out, part_rows=2000) as write:
-            for first in range(0, 5000, size):
+        with written_rows(out, part_rows=400_000) as write:
+            for first in range(0, count, size):
                 write(whole[first : first + size])
         made.append([p.read_bytes() for p in sorted(out.parent.rglob("*.parquet")) if p.is_file()])
     assert made[0] == made[1] == made[2]
