@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ import polars as pl
 import pytest
 from sklearn.naive_bayes import GaussianNB
 
+from clusters import started
 from fedipw.calibration import Distance, Entropy, Partitioned, Quadratic, calibrated
 from fedipw.errors import InputError, SeparationError
 from fedipw.numerics import FloatArray
@@ -37,17 +37,6 @@ from fedipw.tables.table import Slice, Table, rows_of
 distributed: Any = pytest.importorskip("distributed")
 
 FORMULA = "age*os + flag"
-
-
-def started(workers: int) -> Any:
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost workers are meant here
-    return distributed.LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address="127.0.0.1:0",  # any free port: another run may have the usual one
-        host="127.0.0.1",
-    )
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import threading
@@ -20,6 +19,7 @@ import pytest
 
 from cli import command
 from cli.command import Files
+from clusters import started
 from fedipw import weigh
 from fedipw.errors import InputError
 from fedipw.tables import Ledger, partitions
@@ -41,17 +41,6 @@ CASES: dict[str, tuple[World, tuple[str, ...]]] = {
     "classifier": (SMALL, ("--classifier", "sklearn.naive_bayes.GaussianNB", "--folds", "2")),
     "collapsed": (SMALL, ("--scheme", "collapsed")),
 }
-
-
-def started() -> Any:
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost workers are meant here
-    return distributed.LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address="127.0.0.1:0",  # any free port: another run may have the usual one
-        host="127.0.0.1",
-    )
 
 
 @pytest.fixture(scope="module")

@@ -305,7 +305,8 @@ class MetricCollector(Observer):
             raise InputError(
                 f"{metrics.where}: round {some(strange)} is not in {ledger.directory}."
             )
-        self._stage, self._members = stage, stage.members
+        self._stage: EnrollmentStage | None = stage  # none elsewhere
+        self._members = stage.members
         self._metrics: Metrics | None = metrics  # none elsewhere, of rounds without any
         self._allow_missing = allow_missing
         self._where = str(ledger.directory)
@@ -330,7 +331,7 @@ class MetricCollector(Observer):
     def elsewhere(self) -> MetricCollector:
         """Return one without any metric yet."""
         made = copy.copy(self)
-        made._stage = made._metrics = None  # type: ignore[assignment]
+        made._stage = made._metrics = None
         return made
 
     def told(self, rounds: Sequence[int]) -> Metrics | None:
@@ -435,8 +436,9 @@ class MetricCollector(Observer):
 
         ``learner`` has seen the rounds that were collected.
         """
-        rounds = self._rounds
+        rounds, stage = self._rounds, self._stage
         assert self._metrics is not None
+        assert stage is not None
         if not any(len(found.members) for found in rounds):
             raise InputError(
                 f"{self._metrics.where}: no evaluated round has a reply that can be weighed."
@@ -445,14 +447,14 @@ class MetricCollector(Observer):
         pooled = method.calibration.pools_respondents
         invited, regression = np.concatenate([found.invite_prob for found in rounds]), None
         if pooled:
-            phase, inside, invited = _respondents(self._stage, method, rounds)
+            phase, inside, invited = _respondents(stage, method, rounds)
             models = {}
         else:  # enrollment first, as weights are made: of two failures it is the one to be told
-            phase, inside, regression = _enrollment(self._stage, method)
+            phase, inside, regression = _enrollment(stage, method)
             models = learner.pooled(certain=True)
         fits = [model.note for model in models.values() if model.note]
         notes = [
-            *filter(None, [self._stage.narrowed]), *self._stage.notes,
+            *filter(None, [stage.narrowed]), *stage.notes,
             *(f"{note[:1].upper()}{note[1:]}." for note in fits),
         ]  # fmt: skip
         if regression is None and not pooled:
@@ -489,7 +491,7 @@ class MetricCollector(Observer):
         under = np.concatenate([found.under for found in rounds])[kept]
         code = np.repeat(np.arange(len(rounds)), [len(found.members) for found in rounds])
         numbers = np.array([found.index for found in rounds])
-        size = None if pooled else self._stage.size  # respondents stand for shares, not clients
+        size = None if pooled else stage.size  # respondents stand for shares, not clients
         return LoggedSample(
             sample=TwoPhase(
                 client=codes[client[kept]].astype(np.int64),
@@ -499,7 +501,7 @@ class MetricCollector(Observer):
                 enrollment=phase,
                 steps=tuple(steps),
                 times=numbers,
-                clusters=member_clusters(self._stage, np.flatnonzero(inside)),
+                clusters=member_clusters(stage, np.flatnonzero(inside)),
             ),
             values=np.concatenate([found.values for found in rounds])[kept],
             counts=None if np.isnan(counts).any() else counts,

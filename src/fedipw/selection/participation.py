@@ -239,6 +239,10 @@ class RoundCounts(NamedTuple):
     left_out: int  # rows without some value
     share: float  # that passed, of all that could; NaN if nobody could
 
+    def own_share(self) -> float:
+        """Return the share that passed."""
+        return self.share
+
 
 class _Coded(NamedTuple):
     """The rows of a round that could pass a step, coded once."""
@@ -430,7 +434,7 @@ class Participation:
         """
         if replies:
             return {
-                step.step.name: self._past(step, lambda s=step: counts[s.step.name].share)  # type: ignore[misc]
+                step.step.name: self._past(step, counts[step.step.name].own_share)
                 for step in self.steps
             }
         known = {step.step.name: self._known_fit(step) for step in self.steps}
